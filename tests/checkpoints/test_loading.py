@@ -557,6 +557,10 @@ def test_a_cached_commit_is_found_without_a_network(
         load("someone/model", revision=commit[::-1])
     with pytest.raises(OfflineError):
         load("someone/model", revision="v9")
+    for name in ("model.safetensors", "config.json"):  # as where a card alone was looked at
+        (folder / "snapshots" / commit / name).unlink()
+        with pytest.raises(OfflineError, match="not in the local cache"):
+            load("someone/model", revision=commit)
 
 
 def test_a_checkpoint_is_opened_as_it_is_now(copy: Path) -> None:

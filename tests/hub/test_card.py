@@ -483,6 +483,7 @@ def test_latencies_come_with_their_hardware(saved: dict[str, Path], tmp_path: Pa
         make_card(saved["fold"], bench=3)  # type: ignore[arg-type]
     alone = {**content, "models": content["models"][1:]}
     text = make_card(saved["fold"], bench=alone).text
+    assert "| | original | this model | ratio |" in text
     assert "| latency, median (ms) | – | 60 | – |" in text
 
 
@@ -547,6 +548,14 @@ def test_what_is_called_the_original_is_the_original(saved: dict[str, Path], nam
     assert "| dataset | series | MASE | original | ratio | WQL | original | ratio |" in text
     assert "| | original | this model | ratio |" in text
     assert "not evaluated beside it" not in text
+
+
+def test_an_original_behind_a_link_is_the_original(original: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(original)
+    small = tscompress.compress(tmp_path / "link", method="svd", rank=3)
+    record = read_checkpoint_record(tscompress.save(small, tmp_path / "small"))
+    assert all(map(record.is_original, ("chronos-bolt", "link", "original", None)))
+    assert not record.is_original("small")
 
 
 def test_another_model_is_not_called_the_original(saved: dict[str, Path]) -> None:

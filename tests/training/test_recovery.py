@@ -1021,6 +1021,20 @@ def test_a_run_on_other_series_is_not_resumed(
         recover_(*bolt(), config, series=other, directory=run, resume=True)
 
 
+def test_series_of_a_generator_are_trained_on_beside_a_directory(
+    bolt: Callable[[], Any], tmp_path: Path
+) -> None:
+    values = np.random.default_rng(0).normal(size=(12, 80))
+    trained = []
+    for directory in (None, tmp_path):
+        student, teacher = bolt()
+        recover_(student, teacher, short(steps=1), series=iter(values), directory=directory)
+        trained.append(weights(student))
+    assert_equal(*trained)
+    with pytest.raises(DataError, match="series 0 is no list of numbers"):
+        recover_(*bolt(), short(steps=1), series=["abc"], directory=tmp_path / "other")
+
+
 def test_a_model_is_not_its_own_teacher(bolt: Callable[[], Any]) -> None:
     student, _ = bolt()
     with pytest.raises(UsageError, match="student and teacher are one model"):

@@ -9,6 +9,7 @@ from pathlib import Path
 from shutil import copytree
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -16,7 +17,7 @@ from other_process import claimed_elsewhere
 from safetensors.torch import load_file
 from shared_fixtures import Command, assert_refused
 
-from tscompress.api import compress
+from tscompress.api import compress, recover
 from tscompress.data.reading.format import GivenSeries
 from tscompress.errors import OutputExistsError
 from tscompress.hub.card import make_card
@@ -142,6 +143,48 @@ def test_the_recipe_of_a_recovery_replays_it(
     text = make_card(tmp_path / "thrice").text
     assert "distilled from the original, 3 times; the recipe has the last;" in text
     assert "distilled from the original; `prov" in make_card(tmp_path / "once").text
+
+
+@pytest.mark.parametrize("method", ["svd", "fold"])
+def test_a_recovery_on_arrays_is_not_what_its_recipe_replays(
+    checkpoints: dict[str, Path], tmp_path: Path, method: str
+) -> None:
+    model, config = checkpoints["chronos-bolt"], RecoveryConfig.model_validate(RECOVER)
+    series = [*np.random.default_rng(0).normal(size=(8, 60))]
+    given = {"series": series} if method == "svd" else {}  # beside a method that reads none
+    small = compress(model, method=method, rank=4, recover=config if given else None, **given)
+    if not given:
+        small = recover(save(small, tmp_path / "small"), model, config, series=series)
+    again = recover(small, model, config)
+    for name, done, is_so in (("once", small, True), ("twice", again, False)):
+        save(done, tmp_path / name)
+        said = (
+            "Recovered on more series than it names"
+            in (tmp_path / name / "recipe.yaml").read_text()
+        )
+        assert said == is_so
+        text = make_card(tmp_path / name).text
+        assert ("recovered on more series than the recipe names" in text) == is_so
+    assert "distilled from the original, 2 times" in make_card(tmp_path / "twice").text
+
+
+def test_what_was_recovered_before_there_was_a_record_of_it_keeps_its_original(
+    student: Path, checkpoints: dict[str, Path], tmp_path: Path
+) -> None:
+    """Its record has its student as the source, or is gone; the recipe names the original."""
+    teacher, config = str(checkpoints["chronos-bolt"]), RecoveryConfig.model_validate(RECOVER)
+    commit = "a" * 40
+    old = Path(copytree(student, tmp_path / "old"))
+    recipe = old / "recipe.yaml"
+    recipe.write_text(recipe.read_text().replace("revision: null", f"revision: {commit}"))
+    record = json.loads((old / "provenance.json").read_text())
+    record["source"]["model"], record["recovery"] = "/gone/student", {"steps": 1}
+    for output, content in (("first", json.dumps(record)), ("second", "{}")):
+        (old / "provenance.json").write_text(content)
+        recover_checkpoint(str(old), teacher, tmp_path / output, config)
+        written = json.loads((tmp_path / output / "provenance.json").read_text())
+        assert (written["original"]["model"], written["original"]["revision"]) == (teacher, commit)
+        assert load_recipe(tmp_path / output / "recipe.yaml").revision == commit
 
 
 def test_a_recipe_names_the_file_that_its_recovery_was_given(

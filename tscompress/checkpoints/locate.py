@@ -8,12 +8,18 @@ from contextlib import suppress
 from importlib.resources import files
 from pathlib import Path
 
-from tscompress.checkpoints.integrity import source_files
-from tscompress.checkpoints.names import PLAN_FILE, PROVENANCE_FILE, REFERENCE_PREFIX
+from tscompress.checkpoints.integrity import source_files, weight_files
+from tscompress.checkpoints.names import (
+    CONFIG_FILE,
+    PLAN_FILE,
+    PROVENANCE_FILE,
+    REFERENCE_PREFIX,
+)
 from tscompress.errors import (
     CorruptCheckpointError,
     ModelNotFoundError,
     OfflineError,
+    TscompressError,
     UsageError,
 )
 from tscompress.io.files import user_path
@@ -104,20 +110,21 @@ def _download(source: str, revision: str | None) -> tuple[Path, str | None]:
         )
 
     def fetch_or_cached() -> Path:
-        """A commit whose files are cached is asked for all the same, and may be offline."""
+        """The Hub is asked what a commit holds even where its files are cached."""
         try:
-            return fetch()
+            return with_retries(fetch, retry_on=_worth_another_look)
         except network_errors() as error:
-            if not (is_network(error) or isinstance(error, FileNotFoundError)):
+            away = is_network(error) or isinstance(error, FileNotFoundError)
+            found = None
+            if away and is_commit(revision):
+                with suppress(*network_errors()):
+                    found = fetch(cached=True)
+            if found is None or not _is_whole(found):
                 raise
-            if not is_commit(revision):
-                raise
-            with suppress(*network_errors()):
-                return fetch(cached=True)
-            raise
+            return found
 
     with bounded_requests(constants.HF_HUB_ETAG_TIMEOUT), reading_errors_in_words(source, revision):
-        directory = with_retries(fetch_or_cached, retry_on=_worth_another_look)
+        directory = fetch_or_cached()
         if damaged := _remove_damaged_files(directory, source):
             try:
                 directory = fetch()
@@ -136,6 +143,15 @@ def _download(source: str, revision: str | None) -> tuple[Path, str | None]:
     _check_recorded_files(directory, source)
     # snapshots are cached under their commit: .../snapshots/<commit>
     return directory, directory.name
+
+
+def _is_whole(snapshot: Path) -> bool:
+    """Whether a cached snapshot has a config and all of the weights."""
+    try:
+        weights = weight_files(snapshot)
+    except TscompressError:
+        return False
+    return bool(weights) and all(path.is_file() for path in [snapshot / CONFIG_FILE, *weights])
 
 
 def _worth_another_look(error: BaseException) -> bool:

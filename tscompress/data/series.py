@@ -123,6 +123,15 @@ def _calibrated(one: RegularSeries, hold_out: int) -> npt.NDArray[np.float64]:
     return one.values[: max(0, len(one.values) - hold_out)]
 
 
+def as_sequence(
+    series: Iterable[FloatArray] | str | Path | None,
+) -> Sequence[FloatArray] | str | Path | None:
+    """What may be read more than once; the series of a generator as a list."""
+    if series is None or isinstance(series, str | Path | Sequence):
+        return series
+    return list(series)
+
+
 def given_series(series: Sequence[FloatArray] | str | Path) -> list[FloatArray]:
     """Series from a caller, as :func:`iterate_given` has them; a path is read by
     :func:`read_series`, and a :class:`LabelledSeries` keeps its labels.

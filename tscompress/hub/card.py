@@ -56,7 +56,6 @@ from tscompress.io.hashing import sha256_of
 from tscompress.io.network import bounded_requests, network_errors
 from tscompress.io.own_outputs import is_marked, mark_of
 from tscompress.io.untrusted import UnreadableFileError, regular_file, single_line
-from tscompress.workflows.save import GIVEN_SERIES
 
 CARD_FILE = "README.md"
 #: Where exported files are in a repository.
@@ -163,7 +162,6 @@ def card_of(
     if costs is not None:
         check_bench_is_of(checkpoint, costs)
     base, start = checkpoint.base, checkpoint.start
-    calibration = checkpoint.provenance.get("calibration") or {}
     above = base or start
     how = "pretraining" if base is None or checkpoint.plan is None else checkpoint.plan.method
     data = ModelCardData(
@@ -184,14 +182,13 @@ def card_of(
         "scores": scores,
         "scores_against": _against(checkpoint, None if scores is None else scores.against),
         "bench": costs,
-        "bench_against": _against(checkpoint, None if costs is None else costs.models[0].name),
+        "bench_against": _against(checkpoint, None if costs is None else costs.against),
         "costs": [] if costs is None else _cost_rows(costs),
         "onnx": onnx,
         "compared": "" if onnx is None else adapter_of(checkpoint.family).compared_values,
         "onnx_folder": ONNX_FOLDER,
         "licence": licence.get("license_name") or licence.get("license"),
         "recipe": _shown_recipe(checkpoint),
-        "on_given_series": calibration.get("source") == GIVEN_SERIES,
         "bare": lambda source: bare_name(source) if is_local_path(source) else source,
         "metrics": METRICS,
     }

@@ -180,6 +180,11 @@ class Bench(pydantic.BaseModel):
     models: tuple[_BenchedModel, ...] = pydantic.Field(min_length=1)
 
     @property
+    def against(self) -> str | None:
+        """The model that the ratios are to, if there are two."""
+        return None if len(self.models) == 1 else self.models[0].name
+
+    @property
     def settings(self) -> list[str]:
         """What is unlike the default, and the dtypes that the models compute in."""
         samples = self.workload.num_samples

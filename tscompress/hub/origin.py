@@ -16,7 +16,7 @@ from safetensors import safe_open
 
 from tscompress.checkpoints.format import is_factored_config
 from tscompress.checkpoints.integrity import read_config, stored_dtype, weight_files
-from tscompress.checkpoints.locate import is_reference
+from tscompress.checkpoints.locate import is_reference, model_name
 from tscompress.checkpoints.names import PLAN_FILE, PROVENANCE_FILE
 from tscompress.data.reading.tables import kind_of
 from tscompress.errors import CorruptCheckpointError, DataError, UsageError, VerificationError
@@ -25,8 +25,9 @@ from tscompress.io.network import is_commit, is_repo_id
 from tscompress.io.untrusted import UnreadableFileError, read_json, single_line
 from tscompress.plan.plan import Plan
 from tscompress.training.pretrain_recipe import PRETRAIN_FILE, PretrainRecipe
+from tscompress.training.recovery_state import BESIDE_CONFIG
 from tscompress.workflows.recipe import Recipe, load_pretrain_recipe, load_recipe
-from tscompress.workflows.save import EARLIER, ORIGINAL, RECIPE_FILE
+from tscompress.workflows.save import EARLIER, GIVEN_SERIES, ORIGINAL, RECIPE_FILE
 
 #: Keys of recipes and of provenance.json whose values may be local paths.
 _PATH_KEYS = (
@@ -118,6 +119,20 @@ class CheckpointRecord:
         return source
 
     @property
+    def calibrated_on_given(self) -> bool:
+        """Whether its calibration series were given in memory, so that no recipe names them."""
+        return bool(self._recorded("calibration").get("source") == GIVEN_SERIES)
+
+    @property
+    def recovered_beside_recipe(self) -> bool:
+        """Whether its recovery also trained on series that the recipe does not name."""
+        return bool(self._recorded("recovery").get(BESIDE_CONFIG))
+
+    def _recorded(self, key: str) -> Mapping[str, Any]:
+        found = self.provenance.get(key)
+        return found if isinstance(found, Mapping) else {}
+
+    @property
     def recoveries(self) -> int:
         """How many times it was recovered."""
         earlier = self.provenance.get(EARLIER)
@@ -140,7 +155,7 @@ class CheckpointRecord:
         base = self.base
         if base is None:
             return False
-        known = {"original", bare_name(base.source)}
+        known = {"original", bare_name(base.source), bare_name(model_name(base.source))}
         return name is None or bare_name(name).removesuffix(" (2)") in known
 
     @property

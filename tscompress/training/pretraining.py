@@ -123,7 +123,8 @@ class _Run:
         precision = recipe.precision or training_precision(device)
         self.accelerator = Accelerator(mixed_precision=precision, cpu=cpu)
         config, self.plan = design(recipe)
-        with torch.random.fork_rng(devices=[]):  # the caller's generators stay as they are
+        gpus = range(torch.cuda.device_count())
+        with torch.random.fork_rng(devices=gpus):  # the caller's generators stay as they are
             torch.manual_seed(recipe.seed)
             self.model = fresh_model(recipe, config, self.plan)
             if not resume:  # a checkpoint has it

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,8 @@ _FREE_ON_RESUME = frozenset(
 )
 
 
+#: Key of the record of a recovery that also trained on series which its settings do not name.
+BESIDE_CONFIG = "series_beside_config"
 #: What differs if the hash of a run does.
 OTHER = {"student": "another student", "teacher": "another teacher", "series": "other series"}
 
@@ -88,6 +91,8 @@ class RecoveryResult:
         The weighted loss on held-out series of the student as it came and as it is.
     ranks
         Rows of a rank watch, if the config asks for one.
+    beside_config
+        It also trained on series that ``config`` does not name, such as arrays.
     """
 
     finished: bool
@@ -100,6 +105,7 @@ class RecoveryResult:
     config: RecoveryConfig
     history: list[RecoveryProgress] = field(repr=False)
     ranks: list[Row] = field(default_factory=list, repr=False)
+    beside_config: bool = False
 
     def __repr__(self) -> str:
         end = "" if self.finished else ", stopped"
@@ -129,6 +135,7 @@ class RecoveryResult:
             "seconds": round(self.seconds, 1),
             "held_out_before": self.before,
             "held_out_after": self.after,
+            **({BESIDE_CONFIG: True} if self.beside_config else {}),
         }
 
 
@@ -216,8 +223,9 @@ def _series_digest(sources: Iterable[Given]) -> str:
             digest.update((sha256_of(path) if path.is_file() else str(source)).encode())
         elif source is not None:
             for values in source:
-                numbers = np.ascontiguousarray(values, dtype=np.float64)
-                digest.update(f"{numbers.shape}".encode() + numbers.tobytes())
+                with suppress(TypeError, ValueError):  # what is no list of numbers is refused later
+                    numbers = np.ascontiguousarray(values, dtype=np.float64)
+                    digest.update(f"{numbers.shape}".encode() + numbers.tobytes())
     return digest.hexdigest()
 
 

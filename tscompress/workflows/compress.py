@@ -25,7 +25,7 @@ from tscompress.compression.factor import apply_plan_, make_plan
 from tscompress.data.batch import ForecastBatch
 from tscompress.data.leakage import guarded
 from tscompress.data.reading.summary import SeriesSummary
-from tscompress.data.series import DEFAULT_FORMAT, read_series
+from tscompress.data.series import DEFAULT_FORMAT, as_sequence, read_series
 from tscompress.data.synthetic import FloatArray
 from tscompress.errors import DataError, OutputExistsError, PlanError, UsageError
 from tscompress.evaluation.batching import Processes
@@ -44,11 +44,18 @@ from tscompress.plan.schedules import (
 )
 from tscompress.progress import OnProgress, silent
 from tscompress.training.recovery import recover_
+from tscompress.training.recovery_config import RecoveryConfig
 from tscompress.training.recovery_files import RECOVERY_FILES
-from tscompress.training.recovery_state import CHECKPOINT, can_resume, differences_from
+from tscompress.training.recovery_state import (
+    CHECKPOINT,
+    RecoveryResult,
+    can_resume,
+    differences_from,
+)
 from tscompress.workflows.fitted_to import (
     calibration_sources,
     given_source,
+    names,
     recovery_sources,
     with_hash,
     with_source,
@@ -196,6 +203,7 @@ def _compress_loaded_(
     on_progress: OnProgress,
 ) -> CompressedModel:
     _check_original(loaded)
+    series = as_sequence(series)
     recipe = _with_format(recipe)
     if recipe.recover is not None and directory is not None and not force:
         early = differences_from(directory, recipe.recover, loaded, series=series)
@@ -224,28 +232,17 @@ def _compress_loaded_(
     loaded.plan = _calibrated_on(loaded.plan, summary)
     recovery = None
     if recipe.recover is not None:
-        run = loaded, original, recipe.recover
-        stopped = directory is not None and can_resume(*run, directory, series)
-        if directory is not None and not force:
-            differs = differences_from(directory, recipe.recover, original, loaded, series)
-            _check_unfinished(directory, differs)
-        recovery = recover_(
-            loaded,
-            original,
-            recipe.recover,
-            series=series,
-            directory=directory,
-            resume=stopped,
-            report=lambda line: on_progress("recover", round(1000 * line.share), 1000),
+        recovery = _recover_(
+            loaded, original, recipe.recover, series, directory, force, on_progress
         )
-        if not recovery.finished:
-            raise KeyboardInterrupt
     cast_parameters_(loaded.model, loaded.stored_dtype)
     if loaded.plan.uniform_sizes is None:
         keep_structure_(loaded.model, loaded.forecaster, loaded.plan, loaded.config)
     known = {field.name: getattr(loaded, field.name) for field in fields(LoadedModel)}
     trained = recovery_sources(recipe.recover, recipe.series, series)
     recipe = with_source(recipe, given)
+    if recovery is not None and recipe.recover is not None:
+        recovery = replace(recovery, beside_config=not names(recipe.recover, series, given))
     fitted = calibration_sources(recipe, calibrated) if batches else []
     return CompressedModel(
         **known,
@@ -255,6 +252,41 @@ def _compress_loaded_(
         recovery=recovery,
         fitted_to=(*fitted, *map(with_hash, trained)),
     )
+
+
+def _recover_(
+    loaded: LoadedModel,
+    original: LoadedModel,
+    config: RecoveryConfig,
+    series: Sequence[FloatArray] | str | Path | None,
+    directory: Path | None,
+    force: bool,
+    on_progress: OnProgress,
+) -> RecoveryResult:
+    """Distil from the original; a stopped run of the same resumes.
+
+    Raises
+    ------
+    OutputExistsError
+        ``directory`` holds a stopped run of another, and ``force`` is false.
+    KeyboardInterrupt
+        It was stopped.
+    """
+    stopped = directory is not None and can_resume(loaded, original, config, directory, series)
+    if directory is not None and not force:
+        _check_unfinished(directory, differences_from(directory, config, original, loaded, series))
+    result = recover_(
+        loaded,
+        original,
+        config,
+        series=series,
+        directory=directory,
+        resume=stopped,
+        report=lambda line: on_progress("recover", round(1000 * line.share), 1000),
+    )
+    if not result.finished:
+        raise KeyboardInterrupt
+    return result
 
 
 def _calibration_record(

@@ -138,6 +138,15 @@ def trained_on(
     return config.model_copy(update={"series_format": read_as})
 
 
+def names(
+    config: RecoveryConfig,
+    series: Sequence[FloatArray] | str | Path | None,
+    given: FittedSource | None,
+) -> bool:
+    """Whether a recovery's settings name the series that a caller gave, from ``given``, if any."""
+    return series is None or (given is not None and given.source in config.series)
+
+
 def recorded_sources(directory: Path) -> tuple[FittedSource, ...]:
     """What the record of a checkpoint, or of an exported one, names of the series it was fitted to.
 

@@ -30,6 +30,7 @@ from tscompress.workflows.compress import (
 )
 from tscompress.workflows.fitted_to import (
     given_source,
+    names,
     recovery_sources,
     trained_on,
     with_hash,
@@ -64,10 +65,15 @@ def recover_loaded_(
         cast_parameters_(smaller.model, smaller.stored_dtype)
     given = given_source(series, DEFAULT_FORMAT)
     replayed = trained_on(result.config, DEFAULT_FORMAT, given)
+    result = replace(result, beside_config=not names(replayed, series, given))
+    before = () if smaller.recovery is None else (smaller.recovery.record(),)
     recipe = smaller.recipe and smaller.recipe.model_copy(update={"recover": replayed})
     sources = map(with_hash, recovery_sources(result.config, DEFAULT_FORMAT, series))
     fitted = (*smaller.fitted_to, *sources)
-    return replace(smaller, recipe=recipe, recovery=result, fitted_to=fitted)
+    earlier = (*smaller.earlier_recoveries, *before)
+    return replace(
+        smaller, recipe=recipe, recovery=result, earlier_recoveries=earlier, fitted_to=fitted
+    )
 
 
 def recover_checkpoint(

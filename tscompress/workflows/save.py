@@ -42,7 +42,8 @@ EARLIER = "earlier_recoveries"
 #: What a record has as the source of calibration series that were arrays: no recipe names these.
 GIVEN_SERIES = "given series"
 _ON_GIVEN_SERIES = (
-    "# Calibrated on series given in memory; this recipe alone calibrates on others.\n"
+    "# Calibrated on series given in memory; this recipe alone calibrates on others.\n",
+    "# Recovered on more series than it names; this recipe alone recovers on others.\n",
 )
 RECOVERY_LOG_FILE, RECOVERY_FIGURE_FILE = "recovery.jsonl", "recovery.png"
 
@@ -131,15 +132,22 @@ def save(
             if compressed.original is None:  # else the revision is that of the student
                 resolved |= {"revision": compressed.revision}
             recipe = compressed.recipe.model_copy(update=resolved)
-            given = compressed.calibration.get("source") == GIVEN_SERIES
-            text = (_ON_GIVEN_SERIES if given else "") + recipe.to_yaml()
-            write_text_atomically(directory / RECIPE_FILE, text)
+            said = "".join(_caveats_of_recipe(compressed))
+            write_text_atomically(directory / RECIPE_FILE, said + recipe.to_yaml())
         _write_provenance(compressed, directory)
         if compressed.recovery is not None:
             _write_log(compressed.recovery, directory)
         verify(compressed.model, directory)
     name_place_(compressed.model, output)
     return output
+
+
+def _caveats_of_recipe(compressed: CompressedModel) -> list[str]:
+    """Comments where a model was fitted to series that its recipe cannot name."""
+    calibrated = compressed.calibration.get("source") == GIVEN_SERIES
+    recovered = compressed.recovery is not None and compressed.recovery.beside_config
+    said = zip(_ON_GIVEN_SERIES, (calibrated, recovered), strict=True)
+    return [comment for comment, is_so in said if is_so]
 
 
 def check_smaller(plan: Plan | None) -> Plan:
@@ -230,7 +238,7 @@ def as_compressed(loaded: LoadedModel) -> CompressedModel:
     return CompressedModel(
         **known,
         recipe=recipe,
-        original=_original_in(provenance),
+        original=_original_of(provenance, recipe, loaded.family),
         earlier_recoveries=tuple(_recoveries_in(provenance)),
         calibration=calibration if isinstance(calibration, dict) else {},
         fitted_to=recorded_sources(loaded.directory),
@@ -246,12 +254,22 @@ def _provenance_of(directory: Path) -> dict[str, Any]:
     return provenance if isinstance(provenance, dict) else {}
 
 
-def _original_in(provenance: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What a record says of the original; of a recovered student, what the student's said."""
+def _original_of(
+    provenance: Mapping[str, Any], recipe: Recipe | None, family: str
+) -> dict[str, Any] | None:
+    """What the records of a checkpoint say of its original.
+
+    The recipe knows it where that of a recovery has its student as the source, or there is none.
+    """
+    keys = "model", "revision", "family", "sha256"
     found = provenance.get(ORIGINAL, provenance.get("source"))
     if not isinstance(found, dict) or not isinstance(found.get("model"), str):
-        return None
-    return {key: found.get(key) for key in ("model", "revision", "family", "sha256")}
+        found = None
+    if recipe is not None:
+        named = recipe.model, recipe.revision
+        if found is None or (found["model"], found.get("revision")) != named:
+            return dict(zip(keys, (*named, family, None), strict=True))
+    return found and {key: found.get(key) for key in keys}
 
 
 def _recoveries_in(provenance: Mapping[str, Any]) -> list[dict[str, Any]]:
