@@ -54,12 +54,13 @@ if TYPE_CHECKING:
     from tscompress.training.recovery_state import RecoveryResult
     from tscompress.workflows.evaluate import compare, evaluate
     from tscompress.workflows.export import ExportResult, export
-    from tscompress.workflows.recipe import Recipe, load_recipe
+    from tscompress.workflows.recipe import Recipe, load_pretrain_recipe, load_recipe
     from tscompress.workflows.run import RunResult, run
     from tscompress.workflows.save import CompressedModel, save
 
 _HOME = {
     "RunResult": "workflows.run",
+    "load_pretrain_recipe": "workflows.recipe",
     "compress": "api",
     "recover": "api",
     "run": "workflows.run",
@@ -160,6 +161,7 @@ __all__ = [
     "evaluate",
     "export",
     "load",
+    "load_pretrain_recipe",
     "load_recipe",
     "pretrain",
     "probe",

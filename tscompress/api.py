@@ -132,7 +132,7 @@ def compress(
         :class:`tscompress.PlannedSchedule`, which also has layout, multiple, depth and keep_width;
         with svd the share of parameters that the planned layers keep.
     ff_ratio
-        With fold: share of hidden units to keep, above 0 and at most 1.
+        With fold, but not with a budget: share of hidden units to keep, above 0 and at most 1.
     latent
         With fold, but not with a budget: all cross-attention reads one latent of this size. The
         smallest KV cache; a factored checkpoint.
@@ -151,13 +151,13 @@ def compress(
         Instead of all of these: a plan made or edited before.
     exclude
         Shell patterns on names of layers that keep their heads and hidden units; a ``width`` still
-        applies to them.
+        applies to them. Not with ``layers``, nor with a budget of fold.
     feed_forward
         With svd: also factor the feed-forwards.
     fold
         Options of folding besides sizes. ``FoldConfig(univariate=True)`` of Chronos-2 and
-        ``FoldConfig(single_token=True)`` of Chronos-Bolt need no other size: they drop what a
-        forecast never needs, exactly, for a factored checkpoint.
+        ``FoldConfig(single_token=True)`` of Chronos-Bolt need no other size, and go with no
+        budget: they drop what a forecast never needs, exactly, for a factored checkpoint.
     calibration, series
         Calibration series; ``series``, a list of 1-D series or a file of them, overrides the
         config's source.

@@ -18,8 +18,9 @@ from chronos import BaseChronosPipeline, Chronos2Pipeline, ChronosBoltPipeline, 
 from forked import Program
 from pydantic import ValidationError
 from safetensors.torch import load_file
-from shared_fixtures import Command, tiny_recipe
+from shared_fixtures import ROOT, Command, tiny_recipe
 
+import tscompress
 from tscompress.data.batch import ForecastBatch
 from tscompress.data.multivariate import GroupsConfig
 from tscompress.data.synthetic import CorpusConfig
@@ -272,6 +273,15 @@ def test_divergence_keeps_the_last_checkpoint(
     assert resumed is not None
     assert whole is not None
     assert_equal(weights(whole), weights(resumed))
+
+
+def test_arguments_of_the_function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert tscompress.pretrain(short("chronos-bolt", steps=1), "out/run") == Path("out/run/model")
+    with pytest.raises(UsageError, match="give what tscompress\\.load_pre"):
+        tscompress.pretrain("recipe.yaml", tmp_path)
+    recipe = tscompress.load_pretrain_recipe(ROOT / "recipes" / "pretrain" / "bolt-nano.yaml")
+    assert recipe.family == "chronos-bolt"
 
 
 def test_unfit_checkpoints_are_refused_on_resume(tmp_path: Path) -> None:

@@ -12,9 +12,10 @@ import pytest
 import yaml
 from shared_fixtures import ROOT
 
+from tscompress.compression.fold_config import FoldConfig
 from tscompress.data.suites import find_suite
 from tscompress.errors import RecipeError
-from tscompress.plan.schedules import PlannedSchedule
+from tscompress.plan.schedules import PlannedSchedule, RankSchedule
 from tscompress.workflows.recipe import (
     Recipe,
     inputs_of,
@@ -80,6 +81,23 @@ def test_no_recipe_lies_elsewhere() -> None:
     assert sorted(RECIPES.rglob("*.y*ml")) == sorted(
         [*COMPRESSION, OF_OWN_DATA, *PRETRAINING, *OF_LEARNERS, *SWEEPS]
     )
+
+
+def test_heads_stay_whole_unless_a_schedule_says_otherwise() -> None:
+    """As of the command and of `tscompress.compress`."""
+    whole: list[dict[str, Any]] = [
+        {"width": 0.5}, {"ff_ratio": 0.5}, {"latent": 8}, {"fold": {"univariate": True}},
+        {"fold": FoldConfig(single_token=True)}, {"univariate": True},
+    ]  # fmt: skip
+    for sizes in whole:
+        recipe = Recipe.model_validate(MINIMAL | sizes)
+        assert recipe.schedule is None, sizes
+        assert recipe.calibrates == (not recipe.fold.dropped)
+    others = [{}, {"method": "svd"}, {"fold": {"damping": 0.1}}, {"width": None}]
+    for sizes in others:
+        assert Recipe.model_validate(MINIMAL | sizes).schedule == RankSchedule(rank=16), sizes
+    given = Recipe.model_validate(MINIMAL | {"width": 0.5, "schedule": "rank=32"})
+    assert given.schedule == RankSchedule(rank=32)
 
 
 def test_recipe_of_own_data_leaves_out_what_it_scores() -> None:

@@ -86,6 +86,8 @@ class LoadedModel:
         The inner transformers model, in ``eval`` mode.
     pipeline
         The chronos pipeline around it; None for families that do not forecast.
+    family
+        Name of the model family, such as ``chronos-bolt``.
     config
         The checkpoint's ``config.json``; of a factored checkpoint, the original's.
     source

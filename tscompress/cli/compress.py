@@ -51,7 +51,10 @@ def compress(
         Path, typer.Option(help="Directory of the compressed checkpoint.", parser=path)
     ],
     recipe: Annotated[
-        Path | None, typer.Option(help="YAML; instead of all options below.", parser=path)
+        Path | None,
+        typer.Option(
+            help="YAML; instead of the options of method, sizes and columns.", parser=path
+        ),
     ] = None,
     method: Annotated[
         str, typer.Option(help="fold (smaller layers), svd or activation-svd (two factors).")

@@ -32,7 +32,7 @@ def export(
     onnxruntime_web: Annotated[
         Path | None,
         typer.Option(
-            help="For --page without a network: what `npm pack onnxruntime-web` wrote.",
+            help="For --page without a network: what `npm pack onnxruntime-web@1.30.0` wrote.",
             parser=path,
         ),
     ] = None,

@@ -13,7 +13,11 @@ from tscompress.cli.options import AsJson
 
 def push(
     directory: Annotated[
-        Path, typer.Argument(help="Output of compress, recover or run.", parser=path)
+        Path,
+        typer.Argument(
+            help="Output of compress or recover, or the checkpoint of run or pretrain.",
+            parser=path,
+        ),
     ],
     repo_id: Annotated[str, typer.Argument(help="OWNER/NAME on the Hub.")],
     private: Annotated[

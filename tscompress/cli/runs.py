@@ -29,7 +29,7 @@ def run(
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
-    """Run a recipe: profile, compress, save, load again, evaluate, bench, report."""
+    """Run a recipe: profile, compress, recover, save, export, evaluate, probe, bench, report."""
     from tscompress.io.files import user_path
     from tscompress.reports.write import report_files, report_tables, write_report
     from tscompress.workflows.recipe import load_recipe

@@ -46,7 +46,9 @@ def recover(
     ],
     config: Annotated[
         Path | None,
-        typer.Option(help="YAML of a recipe's recover; instead of all options.", parser=path),
+        typer.Option(
+            help="YAML of a recipe's recover; instead of the training's options.", parser=path
+        ),
     ] = None,
     steps: Annotated[int | None, typer.Option(min=1)] = None,
     minutes: Annotated[float | None, typer.Option(help="Of wall time; 5 without steps.")] = None,

@@ -80,6 +80,8 @@ def read_series(path: str | Path, form: GivenSeries = DEFAULT_FORMAT) -> Labelle
 
     Parameters
     ----------
+    path
+        The file.
     form
         Columns and notation where the file does not show them, and how many steps at the end of
         each series to leave out.

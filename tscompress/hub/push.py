@@ -114,8 +114,8 @@ def push(
     Parameters
     ----------
     directory
-        Output of ``compress``, ``recover`` or ``run``, or the model that ``pretrain`` trained. A
-        model in memory is refused: save it first.
+        Output of ``compress`` or ``recover``, or the checkpoint below that of ``run`` or
+        ``pretrain``. A model in memory is refused: save it first.
     repo_id
         ``owner/name``, or a name below the token's owner.
     private

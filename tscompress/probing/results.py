@@ -133,7 +133,7 @@ class ProbeResult(Result):
         return repr(self)
 
     def skills(self) -> dict[str, float]:
-        """ProbeTask to skill."""
+        """Name of a task to skill."""
         return {score.name: score.skill.value for score in self.tasks}
 
     def groups(self) -> dict[str, Estimate]:

@@ -26,6 +26,8 @@ from tscompress.data.batch import ForecastBatch
 from tscompress.errors import DivergenceError, RecipeError, UsageError
 from tscompress.families.registry import adapter_of
 from tscompress.families.stacks import layer_matrices
+from tscompress.io.arguments import check_type
+from tscompress.io.files import user_path
 from tscompress.io.own_outputs import RANKS_LOG
 from tscompress.training.checkpoint import (
     STATE_FILE,
@@ -71,7 +73,7 @@ class Progress:
 
 def pretrain(
     recipe: PretrainRecipe,
-    output: Path,
+    output: str | Path,
     *,
     resume: bool = False,
     report: Callable[[Progress], None] = lambda progress: None,
@@ -82,6 +84,23 @@ def pretrain(
     The model is a stock checkpoint, or a factored one if head sizes differ between layers. The
     recipe and ``provenance.json`` are beside it, so that it can be pushed. On Ctrl-C or SIGTERM the
     run stops after the current step, saves everything and returns None; ``resume`` continues it.
+    It trains on a GPU where there is one.
+
+    Parameters
+    ----------
+    recipe
+        As :func:`tscompress.load_pretrain_recipe` reads it.
+    output
+        The directory of ``model``, ``checkpoint`` and ``log.jsonl``.
+    resume
+        Continue from the checkpoint there.
+    report
+        Called with each line of the log, every ``log_every`` steps.
+
+    Returns
+    -------
+    Path or None
+        The directory of the model; None if the run was stopped.
 
     Raises
     ------
@@ -89,7 +108,7 @@ def pretrain(
         There is nothing to resume, it was begun with another recipe, or ``embedding_from`` does not
         fit.
     UsageError
-        There are several processes.
+        There are several processes, or an argument is of a wrong type.
     OutputExistsError
         The output holds a log, a checkpoint or a model that no pretraining wrote, or that the
         recipe reads.
@@ -100,6 +119,9 @@ def pretrain(
     VerificationError
         A factored checkpoint does not load back bit-equal; the training state is kept.
     """
+    check_type("recipe", recipe, (PretrainRecipe,), "what tscompress.load_pretrain_recipe returned")
+    check_type("output", output, (str, Path), "the path of a directory")
+    output = user_path(output)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise UsageError("pretrain runs in one process; start it without torchrun or accelerate.")
     check_pretraining_output(recipe, output)

@@ -112,7 +112,8 @@ def export(
         Write, instead of that directory, a folder with ``index.html``, which forecasts in a browser
         from a disk or any static host: the graph, and onnxruntime-web of the npm registry.
     onnxruntime_web
-        For a page, the archive that ``npm pack`` writes; None: from the cache or the registry.
+        For a page, the archive that ``npm pack onnxruntime-web@1.30.0`` writes; None: from the
+        cache or the registry.
     revision
         Of a Hub id.
     force

@@ -131,7 +131,8 @@ class Recipe(BaseModel):
     method: Method = "fold"
     schedule: AnySchedule | None = Field(
         default=RankSchedule(rank=16),
-        description="also as text: rank=16, epsilon=0.1, or 5,0.35; null, with fold: heads stay",
+        description="also as text: rank=16, epsilon=0.1, or 5,0.35; null, with fold: heads stay, "
+        "as they do beside other sizes unless it is given",
     )
     ff_ratio: float | None = Field(
         default=None, gt=0, le=1, description="share of hidden units that fold keeps; null: all"
@@ -174,6 +175,20 @@ class Recipe(BaseModel):
         default=None,
         description="the compressed model as an ONNX graph, scored and timed too; null: skip it",
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _heads_stay_beside_other_sizes(cls, values: Any) -> Any:
+        """As of the command and of :func:`tscompress.compress`; runs after what is below."""
+        if not isinstance(values, Mapping) or values.get("method", "fold") != "fold":
+            return values
+        fold = values.get("fold")
+        given = [values.get(name) for name in SIZES_BESIDE_HEADS]
+        given += [fold.get(name) or None for name in DROPS] if isinstance(fold, Mapping) else []
+        given += [fold.dropped or None] if isinstance(fold, FoldConfig) else []
+        if "schedule" in values or all(size is None for size in given):
+            return values
+        return {**values, "schedule": None}
 
     @model_validator(mode="before")
     @classmethod
@@ -289,6 +304,8 @@ def load_recipe(
 
     Parameters
     ----------
+    path
+        A YAML file.
     model, output
         Replace those of the file. The file may then lack ``model``; its ``revision`` is ignored for
         another model. With ``model`` and no ``output`` the results are below the file's output, in

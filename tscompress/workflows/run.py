@@ -1,4 +1,4 @@
-"""Run a recipe: profile, compress, save, export, evaluate, bench."""
+"""Run a recipe: profile, compress, recover, save, export, evaluate, probe, bench."""
 
 from __future__ import annotations
 

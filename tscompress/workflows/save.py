@@ -54,6 +54,14 @@ class CompressedModel(LoadedModel):
 
     Attributes
     ----------
+    recipe
+        Repeats the compression; None of a plan made by hand.
+    calibration
+        Record of the calibration: its settings, and what its series were.
+    recovery
+        How the recovery went; None: there was none.
+    fitted_to
+        Sources of series that it was fitted to, of which ``evaluate`` scores no step.
     original
         Of a checkpoint that was compressed before: what its ``provenance.json`` says of its
         original. None: ``source`` is the original.
@@ -102,9 +110,20 @@ def save(
 
     Parameters
     ----------
+    compressed
+        What :func:`tscompress.compress` or :func:`tscompress.recover` returned.
+    output
+        The directory.
+    force
+        Replace what tscompress wrote there.
     max_shard_size
         Of one weight file, in bytes or as ``"5GB"``; more is spread over several files, with the
         index that stock software reads.
+
+    Returns
+    -------
+    Path
+        The directory.
 
     Raises
     ------
@@ -118,9 +137,7 @@ def save(
     VerificationError
         What was written does not load back bit-equal.
     """
-    check_type(
-        "compressed", compressed, (CompressedModel,), "what compress, recover or run returned"
-    )
+    check_type("compressed", compressed, (CompressedModel,), "what compress or recover returned")
     check_type("output", output, (str, Path), "the path of a directory")
     plan = check_smaller(compressed.plan)
     output = user_path(output)
