@@ -86,6 +86,7 @@ def attention_of(model: Any) -> list[SelfAttention]:
 
 
 def folded(model: Any, prompts: Any, size: int, **options: Any) -> Any:
+    """In float32 also where the processor multiplies in bfloat16."""
     cut = copy.deepcopy(model)
     loaded = layers_alone(cut.encoder, "learner")
     sizes = {
@@ -93,7 +94,7 @@ def folded(model: Any, prompts: Any, size: int, **options: Any) -> Any:
         for block, part in zip(loaded.architecture.attention, attention_of(cut), strict=True)
     }
     plan = fold_plan(loaded.model, loaded.architecture, qk=sizes, vo=sizes)
-    fold_(loaded, plan, streams_of(model, prompts), FoldConfig(**options))
+    fold_(loaded, plan, streams_of(model, prompts), FoldConfig(precision="float32", **options))
     return cut, plan
 
 
