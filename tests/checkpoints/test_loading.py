@@ -38,6 +38,7 @@ from tscompress.errors import (
     OfflineError,
     OutputError,
     PlanError,
+    TscompressError,
     UnsupportedModelError,
     UsageError,
 )
@@ -557,6 +558,18 @@ def test_a_cached_commit_is_found_without_a_network(
         load("someone/model", revision=commit[::-1])
     with pytest.raises(OfflineError):
         load("someone/model", revision="v9")
+    with monkeypatch.context() as patch:
+        fetch = huggingface_hub.snapshot_download
+
+        def download(*args: Any, local_files_only: bool, **options: Any) -> str:
+            if not local_files_only:
+                raise HfHubHTTPError("401", response=answer(401))
+            return fetch(*args, local_files_only=True, **options)
+
+        patch.setattr(huggingface_hub, "snapshot_download", download)
+        assert load("someone/model", revision=commit).revision == commit
+        with pytest.raises(TscompressError):
+            load("someone/model", revision=commit[::-1])
     for name in ("model.safetensors", "config.json"):  # as where a card alone was looked at
         (folder / "snapshots" / commit / name).unlink()
         with pytest.raises(OfflineError, match="not in the local cache"):

@@ -556,6 +556,11 @@ def test_an_original_behind_a_link_is_the_original(original: Path, tmp_path: Pat
     record = read_checkpoint_record(tscompress.save(small, tmp_path / "small"))
     assert all(map(record.is_original, ("chronos-bolt", "link", "original", None)))
     assert not record.is_original("small")
+    assert record.recipe is not None
+    from_hub = record.recipe.model_copy(update={"model": "owner/chronos-bolt"})
+    record = replace(record, recipe=from_hub)
+    assert all(map(record.is_original, ("owner/chronos-bolt", "/data/chronos-bolt")))
+    assert not record.is_original("other/chronos-bolt")
 
 
 def test_another_model_is_not_called_the_original(saved: dict[str, Path]) -> None:

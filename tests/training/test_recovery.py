@@ -11,13 +11,14 @@ import re
 import shutil
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 import yaml
@@ -35,6 +36,8 @@ import tscompress
 from tscompress.checkpoints.load import LoadedModel, cast_parameters_, load
 from tscompress.compression.calibration import CalibrationConfig
 from tscompress.data.batch import ForecastBatch
+from tscompress.data.reading.format import GivenSeries
+from tscompress.data.series import read_series
 from tscompress.data.suites import load_suite
 from tscompress.data.synthetic import HALF_PATTERNS, CorpusConfig
 from tscompress.data.training_collections import TRAINING_COLLECTIONS, training_series
@@ -1033,6 +1036,45 @@ def test_series_of_a_generator_are_trained_on_beside_a_directory(
     assert_equal(*trained)
     with pytest.raises(DataError, match="series 0 is no list of numbers"):
         recover_(*bolt(), short(steps=1), series=["abc"], directory=tmp_path / "other")
+
+
+def test_a_run_knows_the_files_of_a_directory(bolt: Callable[[], Any], tmp_path: Path) -> None:
+    folder, run = tmp_path / "series", tmp_path / "run"
+    folder.mkdir()
+    values = pd.DataFrame({"y": np.random.default_rng(0).normal(size=80)})
+    values.to_csv(folder / "one.csv", index=False)
+    recover_(*bolt(), short(steps=1), series=folder, directory=run)
+    assert can_resume(*bolt(), short(steps=1), run, f"{folder}/")
+    shutil.copy(folder / "one.csv", folder / "two.csv")
+    assert not can_resume(*bolt(), short(steps=1), run, folder)
+
+
+def test_a_file_read_before_is_that_file(bolt: Callable[[], Any], tmp_path: Path) -> None:
+    file, run = tmp_path / "own.csv", tmp_path / "run"
+    pd.DataFrame({"y": np.random.default_rng(0).normal(size=80)}).to_csv(file, index=False)
+    recover_(*bolt(), short(steps=1), series=file, directory=run)
+    assert can_resume(*bolt(), short(steps=1), run, read_series(file))
+    other = read_series(file, GivenSeries(hold_out=8))
+    assert not can_resume(*bolt(), short(steps=1), run, other)
+
+
+def test_series_without_end_are_not_listed(bolt: Callable[[], Any], tmp_path: Path) -> None:
+    class Simulator:
+        def __iter__(self) -> Iterator[Any]:
+            rng = np.random.default_rng(0)
+            while True:
+                yield rng.normal(size=80)
+
+    simulator: Any = Simulator()
+    recover_(*bolt(), short(steps=1), series=simulator, directory=tmp_path)
+    assert can_resume(*bolt(), short(steps=1), tmp_path, simulator)
+    assert not can_resume(*bolt(), short(steps=1), tmp_path)
+
+
+def test_a_file_with_a_bad_name_is_named(bolt: Callable[[], Any], tmp_path: Path) -> None:
+    for directory in (None, tmp_path):
+        with pytest.raises(DataError, match="File name too long"):
+            recover_(*bolt(), short(steps=1), series="x" * 300 + ".csv", directory=directory)
 
 
 def test_a_model_is_not_its_own_teacher(bolt: Callable[[], Any]) -> None:

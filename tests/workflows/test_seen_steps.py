@@ -325,6 +325,50 @@ def test_series_of_a_recovery_in_memory_are_recorded(
         evaluate_models(config(sales), lambda: load(tmp_path / "recovered"))
 
 
+@pytest.mark.parametrize("method", ["recover", "svd"])
+def test_a_path_is_recorded_as_the_recovery_read_it(
+    checkpoints: dict[str, Path], sales: Path, tmp_path: Path, method: str
+) -> None:
+    model, file = checkpoints["chronos-bolt"], tmp_path / "sales.csv"
+    shutil.copy(sales, file)
+    form = GivenSeries.model_validate({**COLUMNS, "hold_out": SCORED})
+    settings = RecoveryConfig(steps=1, series_format=form)
+    if method == "svd":
+        done = tscompress.compress(model, method="svd", rank=4, series=file, recover=settings)
+    else:
+        small = tscompress.compress(model, rank=4, calibration=CalibrationConfig(num_series=4))
+        done = tscompress.recover(small, model, settings, series=file)
+    read = file.read_bytes()
+    file.write_bytes(read.replace(b"s0,", b"s9,"))
+    tscompress.save(done, tmp_path / "small")
+    (found,) = recorded_sources(tmp_path / "small")
+    assert (found.source, found.series, found.sha256) == (str(file), form, sha256(read).hexdigest())
+    recipe = load_recipe(tmp_path / "small" / "recipe.yaml")
+    assert recipe.recover is not None
+    assert (recipe.recover.series, recipe.recover.series_format) == ((str(file),), form)
+    record = json.loads((tmp_path / "small" / "provenance.json").read_text())["recovery"]
+    assert record["config"]["series"] == [str(file)]
+    assert "series_beside_config" not in record
+    assert evaluate_models(config(sales), lambda: load(tmp_path / "small"))  # was held out
+
+
+def test_series_that_the_settings_name_are_read_once(
+    checkpoints: dict[str, Path], sales: Path
+) -> None:
+    form = GivenSeries.model_validate(COLUMNS)
+    settings = RecoveryConfig(steps=2, series=(str(sales),), series_format=form)
+    trained = []
+    for series in (None, sales, read_series(sales, form)):
+        small = tscompress.compress(
+            checkpoints["chronos-bolt"], method="svd", rank=4, series=series, recover=settings
+        )
+        trained.append([*small.model.parameters()])
+        assert small.recovery is not None
+        assert not small.recovery.beside_config
+    for weights in trained[1:]:
+        assert all(map(torch.equal, trained[0], weights))
+
+
 def test_a_file_that_grew_between_calibration_and_recovery_is_recorded_twice(
     checkpoints: dict[str, Path], sales: Path, tmp_path: Path
 ) -> None:

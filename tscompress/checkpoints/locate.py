@@ -15,6 +15,7 @@ from tscompress.checkpoints.names import (
     PROVENANCE_FILE,
     REFERENCE_PREFIX,
 )
+from tscompress.data.reading.tables import kind_of
 from tscompress.errors import (
     CorruptCheckpointError,
     ModelNotFoundError,
@@ -110,13 +111,15 @@ def _download(source: str, revision: str | None) -> tuple[Path, str | None]:
         )
 
     def fetch_or_cached() -> Path:
-        """The Hub is asked what a commit holds even where its files are cached."""
+        """The Hub is asked what a commit holds even where its files are cached.
+
+        A commit does not change: where the Hub is away or refuses, the cached files are it.
+        """
         try:
             return with_retries(fetch, retry_on=_worth_another_look)
-        except network_errors() as error:
-            away = is_network(error) or isinstance(error, FileNotFoundError)
+        except network_errors():
             found = None
-            if away and is_commit(revision):
+            if is_commit(revision):
                 with suppress(*network_errors()):
                     found = fetch(cached=True)
             if found is None or not _is_whole(found):
@@ -146,12 +149,15 @@ def _download(source: str, revision: str | None) -> tuple[Path, str | None]:
 
 
 def _is_whole(snapshot: Path) -> bool:
-    """Whether a cached snapshot has a config and all of the weights."""
+    """Whether a cached snapshot has a config, all of the weights, and a plan if one is recorded."""
     try:
         weights = weight_files(snapshot)
     except TscompressError:
         return False
-    return bool(weights) and all(path.is_file() for path in [snapshot / CONFIG_FILE, *weights])
+    needed = [snapshot / CONFIG_FILE, *weights]
+    if PLAN_FILE in _recorded_hashes(snapshot):
+        needed.append(snapshot / PLAN_FILE)
+    return bool(weights) and all(path.is_file() for path in needed)
 
 
 def _worth_another_look(error: BaseException) -> bool:
@@ -212,11 +218,7 @@ def _check_recorded_files(directory: Path, source: str) -> None:
     ------
     CorruptCheckpointError
     """
-    try:
-        record = read_json(directory / PROVENANCE_FILE)["sha256"]
-        recorded = {str(name): str(value) for name, value in record.items()}
-    except (FileNotFoundError, UnreadableFileError, KeyError, TypeError, AttributeError):
-        return
+    recorded = _recorded_hashes(directory)
     for path in [*source_files(directory), directory / PLAN_FILE]:
         expected = recorded.get(path.name)
         if expected is not None and path.is_file() and sha256_of(path) != expected:
@@ -224,6 +226,33 @@ def _check_recorded_files(directory: Path, source: str) -> None:
                 f"{source!r}: {path.name} does not have its sha256 of {PROVENANCE_FILE}; it was "
                 "changed or damaged: ask its author."
             )
+
+
+def _recorded_hashes(directory: Path) -> dict[str, str]:
+    """File name to the hash in provenance.json; nothing where that is not there, or damaged."""
+    try:
+        record = read_json(directory / PROVENANCE_FILE)["sha256"]
+        return {str(name): str(value) for name, value in record.items()}
+    except (FileNotFoundError, UnreadableFileError, KeyError, TypeError, AttributeError):
+        return {}
+
+
+def is_local_path(text: str) -> bool:
+    """Whether a value of a recipe is a path on this machine.
+
+    ``owner/name`` is on the Hub unless there is such a directory.
+    """
+    path = Path(text)
+    if path.name == text or is_reference(text):
+        return False
+    return (
+        text.startswith((".", "~"))
+        or path.is_absolute()
+        or len(path.parts) > 2
+        or bool(kind_of(path))
+        or path.suffix.lower() in (".yaml", ".yml")
+        or os.path.exists(text)  # noqa: PTH110  (Path raises for names that are too long)
+    )
 
 
 def model_name(source: str) -> str:

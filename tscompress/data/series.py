@@ -19,6 +19,9 @@ from tscompress.io.text import counted
 
 DEFAULT_FORMAT = GivenSeries()
 
+#: Series of a caller, the path of a file of them, or none.
+Given = Sequence[FloatArray] | str | Path | None
+
 
 class LabelledSeries(list[FloatArray]):
     """A list of 1-D series that knows how often each was sampled, and where it is from.
@@ -125,13 +128,9 @@ def _calibrated(one: RegularSeries, hold_out: int) -> npt.NDArray[np.float64]:
     return one.values[: max(0, len(one.values) - hold_out)]
 
 
-def as_sequence(
-    series: Iterable[FloatArray] | str | Path | None,
-) -> Sequence[FloatArray] | str | Path | None:
-    """What may be read more than once; the series of a generator as a list."""
-    if series is None or isinstance(series, str | Path | Sequence):
-        return series
-    return list(series)
+def read_again(series: Given) -> Given:
+    """What may be read more than once: the series of a generator as a list."""
+    return list(series) if isinstance(series, Iterator) else series
 
 
 def given_series(series: Sequence[FloatArray] | str | Path) -> list[FloatArray]:

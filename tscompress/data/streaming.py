@@ -60,8 +60,9 @@ def iterate_series(source: str | Path, form: GivenSeries = DEFAULT_FORMAT) -> It
 def _named_series(source: str | Path, form: GivenSeries) -> Iterator[tuple[str, FloatArray]]:
     """The file or dataset of each series, and the series."""
     path = user_path(source)
-    if path.is_dir():
-        found = series_files(path)
+    with naming_file(path):
+        found = series_files(path) if path.is_dir() else None
+    if found is not None:
         if not found:
             raise DataError(f"{str(path)!r} holds no file of {', '.join(SUFFIXES)}.")
         return chain.from_iterable(_values(f.name, _file_series(f, form), form) for f in found)

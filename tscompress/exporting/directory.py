@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tscompress._version import __version__
-from tscompress.checkpoints.locate import is_reference
+from tscompress.checkpoints.locate import is_local_path
 from tscompress.exporting.graph import Precision, opset_of
 from tscompress.exporting.packages import library_versions
 from tscompress.families.registry import adapter_of
@@ -124,10 +124,10 @@ def write_card(directory: Path, difference: float) -> None:
 
 def _shown_source(source: Mapping[str, Any]) -> str:
     """Of a directory its name: the page may be published."""
-    name = source["model"] or "a model in memory"
-    if source["model"] and source.get("revision") is None and not is_reference(str(name)):
-        name = Path(str(name)).name or name
-    return f"{name}, with other weights than its files" if source.get("changed") else str(name)
+    name = str(source["model"] or "a model in memory")
+    if is_local_path(name):
+        name = Path(name).name or name
+    return f"{name}, with other weights than its files" if source.get("changed") else name
 
 
 def _shown_inputs(names: Sequence[str]) -> str:

@@ -24,7 +24,7 @@ from huggingface_hub import (
 )
 
 from tscompress.checkpoints.integrity import weight_files
-from tscompress.checkpoints.locate import is_reference, reference_directory
+from tscompress.checkpoints.locate import is_local_path, is_reference, reference_directory
 from tscompress.errors import (
     CorruptCheckpointError,
     HubError,
@@ -46,7 +46,6 @@ from tscompress.hub.card_scores import (
 from tscompress.hub.origin import (
     CheckpointRecord,
     bare_name,
-    is_local_path,
     read_checkpoint_record,
     without_paths,
 )

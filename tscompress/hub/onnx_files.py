@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tscompress.checkpoints.locate import is_local_path
 from tscompress.errors import CorruptCheckpointError, UsageError
 from tscompress.hub.card import CARD_FILE, ONNX_FOLDER, OnnxFacts
 from tscompress.hub.contents import Contents, WeightFile, check_is_file
-from tscompress.hub.origin import is_local_path
 from tscompress.io.files import user_path
 from tscompress.io.untrusted import single_line
 from tscompress.runtime.load import load as load_exported

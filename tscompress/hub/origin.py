@@ -16,9 +16,8 @@ from safetensors import safe_open
 
 from tscompress.checkpoints.format import is_factored_config
 from tscompress.checkpoints.integrity import read_config, stored_dtype, weight_files
-from tscompress.checkpoints.locate import is_reference, model_name
+from tscompress.checkpoints.locate import is_local_path, is_reference, model_name
 from tscompress.checkpoints.names import PLAN_FILE, PROVENANCE_FILE
-from tscompress.data.reading.tables import kind_of
 from tscompress.errors import CorruptCheckpointError, DataError, UsageError, VerificationError
 from tscompress.io.files import user_path
 from tscompress.io.network import is_commit, is_repo_id
@@ -155,8 +154,13 @@ class CheckpointRecord:
         base = self.base
         if base is None:
             return False
-        known = {"original", bare_name(base.source), bare_name(model_name(base.source))}
-        return name is None or bare_name(name).removesuffix(" (2)") in known
+        if name is None:
+            return True
+        name, source = name.removesuffix(" (2)"), base.source
+        if "/" in name and "/" in source and not any(map(is_local_path, (name, source))):
+            return name == source  # the model of another owner is another
+        known = {"original", bare_name(source), bare_name(model_name(source))}
+        return bare_name(name) in known
 
     @property
     def start(self) -> Original | None:
@@ -268,24 +272,6 @@ def _check_same_original(recipe: Recipe, provenance: Mapping[str, Any], director
 def bare_name(path: str) -> str:
     """The last part of a path."""
     return Path(path).name or path
-
-
-def is_local_path(text: str) -> bool:
-    """Whether a value of a recipe is a path on this machine.
-
-    ``owner/name`` is on the Hub unless there is such a directory.
-    """
-    path = Path(text)
-    if path.name == text or is_reference(text):
-        return False
-    return (
-        text.startswith((".", "~"))
-        or path.is_absolute()
-        or len(path.parts) > 2
-        or bool(kind_of(path))
-        or path.suffix.lower() in (".yaml", ".yml")
-        or os.path.exists(text)  # noqa: PTH110  (Path raises for names that are too long)
-    )
 
 
 def _local_paths(record: Any, key: str = "") -> Iterator[str]:

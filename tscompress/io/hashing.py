@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from functools import lru_cache
 from pathlib import Path
 
 
@@ -13,6 +14,17 @@ def sha256_of(path: Path) -> str:
         while chunk := stream.read(1 << 22):
             digest.update(chunk)
     return digest.hexdigest()
+
+
+def known_sha256_of(path: Path) -> str:
+    """The same, computed once for a file of one size and time of change: it may have gigabytes."""
+    status = path.stat()
+    return _sha256_as_of(path.resolve(), status.st_mtime_ns, status.st_size)
+
+
+@lru_cache
+def _sha256_as_of(path: Path, _changed: int, _size: int) -> str:
+    return sha256_of(path)
 
 
 def git_hash_of(path: Path) -> str:

@@ -74,7 +74,7 @@ class ProbeConfig(BaseModel):
         """
         battery = self.tasks is None and self.tasks_file is None
         readable = _readable(self.chosen(), pipeline, battery=battery)
-        _drawn(_sized(readable, pipeline, self.num_series), self.seed)
+        _check_drawn(_sized(readable, pipeline, self.num_series), self.seed)
         unread = [task.name for task in self.chosen() if task.covariates]
         if univariate and unread and not battery:
             raise UsageError(
@@ -154,11 +154,11 @@ def probe(
     readable = _readable(chosen, pipeline, battery=tasks is None and tasks_file is None)
     skipped = tuple(task.name for task in chosen if task not in readable)
     readable = _sized(readable, pipeline, num_series)
-    drawn = _drawn(readable, seed)
+    _check_drawn(readable, seed)
     forecaster = Forecaster(pipeline, name, seed, batch_size, num_samples)
     scores = []
-    for task, one in zip(readable, drawn, strict=True):
-        scores.append(_score(forecaster, task, one))
+    for task in readable:
+        scores.append(_score(forecaster, task, task.draw(seed)))
         on_task(scores[-1], len(scores), len(readable))
     paths = None
     if adapter_of_pipeline(pipeline).draws_samples:
@@ -236,19 +236,18 @@ def _halved(task: AnyTask) -> AnyTask:
     return task.model_copy(update={"num_series": task.num_series // 2})
 
 
-def _drawn(tasks: Sequence[AnyTask], seed: int) -> list[Drawn | Regressions]:
-    """The series of each task, before any is forecast.
+def _check_drawn(tasks: Sequence[AnyTask], seed: int) -> None:
+    """Draw the series of each task before any is forecast; those of one at a time are held.
 
     Raises
     ------
     UsageError
         They cannot distinguish models.
     """
-    drawn: list[Drawn | Regressions] = [task.draw(seed) for task in tasks]
-    for task, one in zip(tasks, drawn, strict=True):
-        if isinstance(task, ProbeTask) and isinstance(one, Drawn):
-            _bounds(task, one)
-    return drawn
+    for task in tasks:
+        drawn = task.draw(seed)
+        if isinstance(task, ProbeTask) and isinstance(drawn, Drawn):
+            _bounds(task, drawn)
 
 
 def _bounds(task: ProbeTask, drawn: Drawn) -> tuple[tuple[float, ...], tuple[float, ...]]:

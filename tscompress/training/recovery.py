@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from tscompress.checkpoints.load import LoadedModel, cast_parameters_
 from tscompress.data.batch import ForecastBatch
-from tscompress.data.series import as_sequence
+from tscompress.data.series import read_again
 from tscompress.data.synthetic import FloatArray
 from tscompress.errors import UsageError
 from tscompress.families.groups import group_size
@@ -99,7 +99,7 @@ def recover_(
     config = asked.resolved(student, teacher, series_given=series is not None)
     check_comparable(teacher, student)
     grouped = not (is_univariate(student.model) or is_univariate(teacher.model))
-    series = as_sequence(series)
+    series = read_again(series)
     digests = {} if directory is None else run_digests(student, teacher, config, series)
     run = _Run(student, teacher, config, directory, digests, report)
     if asked.learning_rate is None:

@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,13 @@ import numpy as np
 
 from tscompress.checkpoints.digests import model_digest
 from tscompress.checkpoints.load import LoadedModel
-from tscompress.data.synthetic import FloatArray
+from tscompress.data.reading.format import GivenSeries
+from tscompress.data.reading.tables import naming_file
+from tscompress.data.series import DEFAULT_FORMAT, Given, LabelledSeries
+from tscompress.data.streaming import series_files
 from tscompress.families.registry import adapter_of
 from tscompress.io.files import user_path
-from tscompress.io.hashing import sha256_of
+from tscompress.io.hashing import known_sha256_of
 from tscompress.io.own_outputs import TRAINING_DIRECTORY
 from tscompress.training.checkpoint import STATE_FILE, read_training_record
 from tscompress.training.rank_watch import Row
@@ -37,7 +41,8 @@ _FREE_ON_RESUME = frozenset(
     }
 )
 
-
+#: So many series of what has no length are part of a run's hash.
+_UNCOUNTED = 64
 #: Key of the record of a recovery that also trained on series which its settings do not name.
 BESIDE_CONFIG = "series_beside_config"
 #: What differs if the hash of a run does.
@@ -147,9 +152,6 @@ def has_checkpoint(directory: Path) -> bool:
     return (directory / CHECKPOINT / STATE_FILE).exists()
 
 
-Given = Sequence[FloatArray] | str | Path | None
-
-
 def can_resume(
     student: LoadedModel,
     teacher: LoadedModel,
@@ -211,22 +213,45 @@ def run_digests(
     """Hashes of what a run learns with, before it changes it: of :data:`OTHER`'s keys."""
     models = {"student": student, "teacher": teacher}
     found = {role: model_digest(loaded.forecaster) for role, loaded in models.items()}
-    return {**found, "series": _series_digest([*config.series, series])}
+    form = config.series_format or DEFAULT_FORMAT
+    return {**found, "series": _series_digest([*config.series, series], form)}
 
 
-def _series_digest(sources: Iterable[Given]) -> str:
-    """Of values and files their content; of a directory and of the Hub's datasets the name."""
+def _series_digest(sources: Iterable[Given], form: GivenSeries) -> str:
+    """Of values and files their content; of a directory the names and sizes of its files.
+
+    Read otherwise than in ``form``, as the settings say, a file is another.
+
+    Of the Hub's datasets the name, and of what has no length, such as a simulator, the first
+    values.
+
+    Raises
+    ------
+    DataError
+        A file cannot be read.
+    """
     digest = hashlib.sha256()
     for source in sources:
         if isinstance(source, str | Path):
             path = user_path(source)
-            digest.update((sha256_of(path) if path.is_file() else str(source)).encode())
+            with naming_file(path):
+                digest.update(_path_digest(path).encode())
+        elif isinstance(source, LabelledSeries) and source.sha256 is not None:
+            read_as = "" if source.form == form else source.form.model_dump_json()
+            digest.update((source.sha256 + read_as).encode())
         elif source is not None:
-            for values in source:
+            counted = isinstance(source, Sequence)
+            for values in source if counted else islice(source, _UNCOUNTED):
                 with suppress(TypeError, ValueError):  # what is no list of numbers is refused later
                     numbers = np.ascontiguousarray(values, dtype=np.float64)
                     digest.update(f"{numbers.shape}".encode() + numbers.tobytes())
     return digest.hexdigest()
+
+
+def _path_digest(path: Path) -> str:
+    if path.is_dir():
+        return str([(str(f.relative_to(path)), f.stat().st_size) for f in series_files(path)])
+    return known_sha256_of(path) if path.is_file() else str(path)
 
 
 def recorded_digests(record: dict[str, str]) -> dict[str, str]:

@@ -25,8 +25,7 @@ from tscompress.compression.factor import apply_plan_, make_plan
 from tscompress.data.batch import ForecastBatch
 from tscompress.data.leakage import guarded
 from tscompress.data.reading.summary import SeriesSummary
-from tscompress.data.series import DEFAULT_FORMAT, as_sequence, read_series
-from tscompress.data.synthetic import FloatArray
+from tscompress.data.series import DEFAULT_FORMAT, Given, read_again, read_series
 from tscompress.errors import DataError, OutputExistsError, PlanError, UsageError
 from tscompress.evaluation.batching import Processes
 from tscompress.families.registry import wrap_pipeline
@@ -56,8 +55,9 @@ from tscompress.workflows.fitted_to import (
     calibration_sources,
     given_source,
     names,
-    recovery_sources,
-    with_hash,
+    recorded_of,
+    trained_on,
+    unless_named,
     with_source,
 )
 from tscompress.workflows.fold_sizes import chosen_fold_plan, named_fold_plan, width_of
@@ -179,7 +179,7 @@ def compress_loaded_(
     recipe: Recipe,
     *,
     plan: Plan | None = None,
-    series: Sequence[FloatArray] | str | Path | None = None,
+    series: Given = None,
     directory: Path | None = None,
     force: bool = False,
     on_progress: OnProgress = silent,
@@ -197,16 +197,21 @@ def _compress_loaded_(
     loaded: LoadedModel,
     recipe: Recipe,
     plan: Plan | None,
-    series: Sequence[FloatArray] | str | Path | None,
+    series: Given,
     directory: Path | None,
     force: bool,
     on_progress: OnProgress,
 ) -> CompressedModel:
     _check_original(loaded)
-    series = as_sequence(series)
+    if recipe.recover is not None:
+        recipe.recover.resolved(loaded)  # refuses what there is nothing to learn from
+    series = read_again(series)
     recipe = _with_format(recipe)
+    # As they are now: folding and training take their time, and a file may grow meanwhile.
+    trained = recorded_of(recipe.recover, recipe.series, series)
+    beside = unless_named(recipe.recover, recipe.series, series)
     if recipe.recover is not None and directory is not None and not force:
-        early = differences_from(directory, recipe.recover, loaded, series=series)
+        early = differences_from(directory, recipe.recover, loaded, series=beside)
         _check_unfinished(directory, early)
     return_memory()  # of the stored weights, which were converted to float32
     method = method_of(recipe, plan)
@@ -233,16 +238,16 @@ def _compress_loaded_(
     recovery = None
     if recipe.recover is not None:
         recovery = _recover_(
-            loaded, original, recipe.recover, series, directory, force, on_progress
+            loaded, original, recipe.recover, beside, directory, force, on_progress
         )
+        replayed = trained_on(recovery.config, recipe.series, series)
+        is_beside = not names(replayed, recipe.series, series)
+        recovery = replace(recovery, config=replayed, beside_config=is_beside)
     cast_parameters_(loaded.model, loaded.stored_dtype)
     if loaded.plan.uniform_sizes is None:
         keep_structure_(loaded.model, loaded.forecaster, loaded.plan, loaded.config)
     known = {field.name: getattr(loaded, field.name) for field in fields(LoadedModel)}
-    trained = recovery_sources(recipe.recover, recipe.series, series)
-    recipe = with_source(recipe, given)
-    if recovery is not None and recipe.recover is not None:
-        recovery = replace(recovery, beside_config=not names(recipe.recover, series, given))
+    recipe = with_source(recipe, series)
     fitted = calibration_sources(recipe, calibrated) if batches else []
     return CompressedModel(
         **known,
@@ -250,7 +255,7 @@ def _compress_loaded_(
         recipe=recipe if plan is None else None,
         calibration=record,
         recovery=recovery,
-        fitted_to=(*fitted, *map(with_hash, trained)),
+        fitted_to=(*fitted, *trained),
     )
 
 
@@ -258,7 +263,7 @@ def _recover_(
     loaded: LoadedModel,
     original: LoadedModel,
     config: RecoveryConfig,
-    series: Sequence[FloatArray] | str | Path | None,
+    series: Given,
     directory: Path | None,
     force: bool,
     on_progress: OnProgress,
@@ -324,7 +329,7 @@ def plan_loaded(
     loaded: LoadedModel,
     recipe: Recipe,
     *,
-    series: Sequence[FloatArray] | str | Path | None = None,
+    series: Given = None,
     on_progress: OnProgress = silent,
 ) -> Plan:
     """The plan of :func:`compress_loaded_` for a model, which is left unchanged.
@@ -378,7 +383,7 @@ def _batches(
     loaded: LoadedModel,
     recipe: Recipe,
     fits: bool,
-    series: Sequence[FloatArray] | str | Path | None,
+    series: Given,
     grouped: bool = True,
 ) -> list[ForecastBatch]:
     """Calibration batches, in groups of series unless every series is to be alone; none for svd and

@@ -36,13 +36,15 @@ def check_stages(recipe: Recipe, loaded: LoadedModel, device: str) -> None:
     RecipeError, UsageError
         There is no such suite or dataset, the model does not read as much as bench asks for, or
         draws no samples and bench asks for some, it sees one series at a time, or it reads no
-        covariates and a task or a dataset has some.
+        covariates and a task or a dataset has some; or the recovery has nothing to learn.
     DataError, LeakError
         The recovery cannot learn from a source, or it has series that are scored.
     """
     check_sizes(loaded, recipe)
     check_measurements(recipe, loaded, device)
     check_recovery(recipe)
+    if recipe.recover is not None:
+        recipe.recover.resolved(loaded)
 
 
 def check_measurements(recipe: Recipe, loaded: LoadedModel, device: str) -> None:

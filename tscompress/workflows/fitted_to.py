@@ -15,10 +15,11 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from tscompress.checkpoints.names import PROVENANCE_FILE
 from tscompress.compression.calibration import OWN_SOURCES
 from tscompress.data.reading.format import GivenSeries
-from tscompress.data.series import LabelledSeries
+from tscompress.data.reading.tables import naming_file
+from tscompress.data.series import Given, LabelledSeries
 from tscompress.data.synthetic import FloatArray
 from tscompress.io.files import user_path
-from tscompress.io.hashing import sha256_of
+from tscompress.io.hashing import known_sha256_of
 from tscompress.io.untrusted import UnreadableFileError, read_json
 from tscompress.runtime.record import RECORD_FILE, is_exported
 from tscompress.training.recovery_config import RecoveryConfig
@@ -48,9 +49,7 @@ class FittedSource(BaseModel):
 _RECORD = TypeAdapter(tuple[FittedSource, ...])
 
 
-def given_source(
-    series: Sequence[FloatArray] | str | Path | None, form: GivenSeries
-) -> FittedSource | None:
+def given_source(series: Given, form: GivenSeries) -> FittedSource | None:
     """Where a caller's series are from; None where that is not known, or there are none.
 
     Parameters
@@ -83,9 +82,7 @@ def calibration_sources(
 
 
 def recovery_sources(
-    config: RecoveryConfig | None,
-    form: GivenSeries,
-    series: Sequence[FloatArray] | str | Path | None = None,
+    config: RecoveryConfig | None, form: GivenSeries, series: Given = None
 ) -> list[FittedSource]:
     """What a recovery trains on.
 
@@ -104,30 +101,37 @@ def recovery_sources(
     return found if given is None else [*found, given]
 
 
-def with_source(recipe: Recipe, given: FittedSource | None) -> Recipe:
+def recorded_of(
+    config: RecoveryConfig | None, form: GivenSeries, series: Given = None
+) -> tuple[FittedSource, ...]:
+    """The same with the hashes of what their files hold now."""
+    return tuple(map(with_hash, recovery_sources(config, form, series)))
+
+
+def with_source(recipe: Recipe, series: Given) -> Recipe:
     """The recipe that calibrates, and recovers, on the file which was given beside ``recipe``."""
+    given = given_source(series, recipe.series)
     if given is None:
         return recipe
     calibration = recipe.calibration.model_copy(update={"source": given.source})
-    recover = recipe.recover and trained_on(recipe.recover, recipe.series, given)
+    recover = recipe.recover and trained_on(recipe.recover, recipe.series, series)
     update = {"calibration": calibration, "series": given.series, "recover": recover}
     return recipe.model_copy(update=update)
 
 
-def trained_on(
-    config: RecoveryConfig, form: GivenSeries, given: FittedSource | None = None
-) -> RecoveryConfig:
+def trained_on(config: RecoveryConfig, form: GivenSeries, series: Given) -> RecoveryConfig:
     """A recovery's settings as a recipe replays them, whose own format of series is another.
 
     Parameters
     ----------
     form
         How its series were read, unless it says.
-    given
-        What a caller gave beside them. Read in another way than these it stays out: a recipe has
-        one format for all.
+    series
+        What a caller gave beside them. Of a file that was read in another way than these it stays
+        out: a recipe has one format for all.
     """
     read_as = config.series_format or form
+    given = given_source(series, read_as)
     if given is not None and given.source not in config.series:
         if not config.series:
             read_as = given.series
@@ -138,13 +142,21 @@ def trained_on(
     return config.model_copy(update={"series_format": read_as})
 
 
-def names(
-    config: RecoveryConfig,
-    series: Sequence[FloatArray] | str | Path | None,
-    given: FittedSource | None,
-) -> bool:
-    """Whether a recovery's settings name the series that a caller gave, from ``given``, if any."""
-    return series is None or (given is not None and given.source in config.series)
+def names(config: RecoveryConfig, form: GivenSeries, series: Given) -> bool:
+    """Whether a recovery's settings name the series that a caller gave beside them.
+
+    ``form``: how its series are read, unless it says.
+    """
+    if series is None:
+        return True
+    read_as = config.series_format or form
+    given = given_source(series, read_as)
+    return given is not None and given.source in config.series and given.series == read_as
+
+
+def unless_named(config: RecoveryConfig | None, form: GivenSeries, series: Given) -> Given:
+    """What a caller gave; None where the settings name it, so that it is not read twice."""
+    return None if config is not None and names(config, form, series) else series
 
 
 def recorded_sources(directory: Path) -> tuple[FittedSource, ...]:
@@ -179,6 +191,7 @@ def each_once(sources: Iterable[FittedSource]) -> list[FittedSource]:
 def with_hash(one: FittedSource) -> FittedSource:
     """The same with the hash of what the file holds now, unless it has one, or is no file."""
     path = user_path(one.source)
-    if one.sha256 is not None or not path.is_file():
-        return one
-    return one.model_copy(update={"sha256": sha256_of(path)})
+    with naming_file(path):
+        if one.sha256 is not None or not path.is_file():
+            return one
+        return one.model_copy(update={"sha256": known_sha256_of(path)})

@@ -11,9 +11,8 @@ from accelerate import PartialState
 
 from tscompress.checkpoints.load import LoadedModel, cast_parameters_, load
 from tscompress.data.reading.summary import SeriesSummary
-from tscompress.data.series import DEFAULT_FORMAT
+from tscompress.data.series import DEFAULT_FORMAT, Given
 from tscompress.data.streaming import summaries
-from tscompress.data.synthetic import FloatArray
 from tscompress.errors import OutputExistsError
 from tscompress.evaluation.batching import Processes
 from tscompress.io.files import check_output
@@ -29,11 +28,10 @@ from tscompress.workflows.compress import (
     recovery_directory,
 )
 from tscompress.workflows.fitted_to import (
-    given_source,
     names,
-    recovery_sources,
+    recorded_of,
     trained_on,
-    with_hash,
+    unless_named,
 )
 from tscompress.workflows.recipe import series_files
 from tscompress.workflows.save import CompressedModel, as_compressed, save
@@ -44,35 +42,37 @@ def recover_loaded_(
     teacher: LoadedModel,
     config: RecoveryConfig | None = None,
     *,
-    series: Sequence[FloatArray] | str | Path | None = None,
+    series: Given = None,
     directory: Path | None = None,
     resume: bool = False,
     report: OnRecovery = lambda line: None,
 ) -> CompressedModel:
     """Distil ``student`` from ``teacher`` in memory; see :func:`tscompress.recover`."""
     smaller = as_compressed(student)
+    asked = config if isinstance(config, RecoveryConfig) else RecoveryConfig()
+    # As they are now: training takes its time, and a file may grow meanwhile.
+    sources = recorded_of(asked, DEFAULT_FORMAT, series)
     try:
         result = recover_(
             smaller,
             teacher,
             config,
-            series=series,
+            series=unless_named(asked, DEFAULT_FORMAT, series),
             directory=directory,
             resume=resume,
             report=report,
         )
     finally:
         cast_parameters_(smaller.model, smaller.stored_dtype)
-    given = given_source(series, DEFAULT_FORMAT)
-    replayed = trained_on(result.config, DEFAULT_FORMAT, given)
-    result = replace(result, beside_config=not names(replayed, series, given))
+    replayed = trained_on(result.config, DEFAULT_FORMAT, series)
+    beside = not names(replayed, DEFAULT_FORMAT, series)
     before = () if smaller.recovery is None else (smaller.recovery.record(),)
-    recipe = smaller.recipe and smaller.recipe.model_copy(update={"recover": replayed})
-    sources = map(with_hash, recovery_sources(result.config, DEFAULT_FORMAT, series))
-    fitted = (*smaller.fitted_to, *sources)
-    earlier = (*smaller.earlier_recoveries, *before)
     return replace(
-        smaller, recipe=recipe, recovery=result, earlier_recoveries=earlier, fitted_to=fitted
+        smaller,
+        recipe=smaller.recipe and smaller.recipe.model_copy(update={"recover": replayed}),
+        recovery=replace(result, config=replayed, beside_config=beside),
+        earlier_recoveries=(*smaller.earlier_recoveries, *before),
+        fitted_to=(*smaller.fitted_to, *sources),
     )
 
 

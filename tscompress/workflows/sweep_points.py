@@ -8,7 +8,6 @@ import itertools
 import json
 import math
 from collections.abc import Iterator, Mapping
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -23,7 +22,7 @@ from tscompress.data.reading.format import GivenSeries
 from tscompress.data.suites import COVARIATES_SUITE, FREQUENCIES_SUITE, find_suite, load_suite
 from tscompress.errors import RecipeError, UsageError
 from tscompress.io.files import user_path
-from tscompress.io.hashing import sha256_of
+from tscompress.io.hashing import known_sha256_of
 from tscompress.io.text import percent
 from tscompress.plan.schedules import Method
 from tscompress.plan.width import Width
@@ -250,18 +249,7 @@ def _file_hashes(recipe: Recipe) -> dict[str, str]:
     """Hashes of files of calibration and training series, including those in directories."""
     sources = [recipe.calibration.source, *series_files(recipe.recover)]
     paths = {str(source): user_path(source) for source in sources if source}
-    return {source: _sha256_of(path) for source, path in paths.items() if path.is_file()}
-
-
-def _sha256_of(path: Path) -> str:
-    """Cached, because points may share gigabytes."""
-    status = path.stat()
-    return _sha256_as_of(path, status.st_mtime_ns, status.st_size)
-
-
-@lru_cache
-def _sha256_as_of(path: Path, _changed: int, _size: int) -> str:
-    return sha256_of(path)
+    return {source: known_sha256_of(path) for source, path in paths.items() if path.is_file()}
 
 
 def suite_content(config: EvaluationConfig) -> dict[str, str]:
