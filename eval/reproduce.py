@@ -7,8 +7,9 @@
 Each command runs in a process of its own with one thread, but for those of speed that ask for two;
 run these alone. Tables, figures and a log of each command go below `--output`, so that nothing is
 taken from the tables that are committed. Models that a command is held against are trained first
-by their recipes, into `results/NAME`, unless they are there. Names are tables, or parts of their
-names: `t5` is all of reference/t5. Minutes are rough, of one core without AMX, training left out.
+by their recipes, into `results/NAME`, unless they are there. Names are tables, or else parts of
+their names: `t5` is all of reference/t5. Minutes are rough, of one core without AMX, training left
+out.
 Those of peers need `pip install tscompress[peers]`, those of fine-tuning `tscompress[finetuning]`,
 `lab-modalities` and `lab-instruments` `tscompress[lab]`.
 Tables that need a GPU run where one is asked for by its whole name. `--quick` is a look at whether
@@ -365,7 +366,9 @@ def chosen(names: Sequence[str], *, quick: bool = False) -> list[Table]:
         if not any(table.is_meant_by(name) for table in TABLES):
             raise UsageError(f"no table is called {name!r}; --list shows those there are.")
     meant = [table for table in TABLES if not names and not table.needs_gpu]
-    meant += [table for table in TABLES if any(map(table.is_meant_by, names))]
+    whole = {table.name for table in TABLES} & set(names)
+    parts = [name for name in names if name not in whole]
+    meant += [t for t in TABLES if t.name in whole or any(map(t.is_meant_by, parts))]
     if quick and not any(table.has_quick for table in meant):
         having = ", ".join(table.name for table in TABLES if table.has_quick)
         raise UsageError(
