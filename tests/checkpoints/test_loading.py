@@ -566,7 +566,12 @@ def test_a_cached_commit_is_found_without_a_network(
                 raise HfHubHTTPError("401", response=answer(401))
             return fetch(*args, local_files_only=True, **options)
 
+        def refuse(*_: Any, **__: Any) -> None:
+            raise HfHubHTTPError("401", response=answer(401))
+
         patch.setattr(huggingface_hub, "snapshot_download", download)
+        patch.setattr(huggingface_hub.HfApi, "list_repo_tree", refuse)
+        patch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
         assert load("someone/model", revision=commit).revision == commit
         with pytest.raises(TscompressError):
             load("someone/model", revision=commit[::-1])

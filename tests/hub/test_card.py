@@ -557,8 +557,8 @@ def test_an_original_behind_a_link_is_the_original(original: Path, tmp_path: Pat
     assert all(map(record.is_original, ("chronos-bolt", "link", "original", None)))
     assert not record.is_original("small")
     assert record.recipe is not None
-    from_hub = record.recipe.model_copy(update={"model": "owner/chronos-bolt"})
-    record = replace(record, recipe=from_hub)
+    of_hub = {"model": "owner/chronos-bolt", "revision": "0123456789" * 4}
+    record = replace(record, recipe=record.recipe.model_copy(update=of_hub))
     assert all(map(record.is_original, ("owner/chronos-bolt", "/data/chronos-bolt")))
     assert not record.is_original("other/chronos-bolt")
 

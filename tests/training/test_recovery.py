@@ -1049,13 +1049,16 @@ def test_a_run_knows_the_files_of_a_directory(bolt: Callable[[], Any], tmp_path:
     assert not can_resume(*bolt(), short(steps=1), run, folder)
 
 
-def test_a_file_read_before_is_that_file(bolt: Callable[[], Any], tmp_path: Path) -> None:
+def test_series_of_a_file_are_their_values(bolt: Callable[[], Any], tmp_path: Path) -> None:
     file, run = tmp_path / "own.csv", tmp_path / "run"
     pd.DataFrame({"y": np.random.default_rng(0).normal(size=80)}).to_csv(file, index=False)
-    recover_(*bolt(), short(steps=1), series=file, directory=run)
+    read = read_series(file)
+    recover_(*bolt(), short(steps=1), series=read, directory=run)
     assert can_resume(*bolt(), short(steps=1), run, read_series(file))
     other = read_series(file, GivenSeries(hold_out=8))
     assert not can_resume(*bolt(), short(steps=1), run, other)
+    read[0] = read[0] + 1
+    assert not can_resume(*bolt(), short(steps=1), run, read)
 
 
 def test_series_without_end_are_not_listed(bolt: Callable[[], Any], tmp_path: Path) -> None:

@@ -358,15 +358,19 @@ def test_series_that_the_settings_name_are_read_once(
     form = GivenSeries.model_validate(COLUMNS)
     settings = RecoveryConfig(steps=2, series=(str(sales),), series_format=form)
     trained = []
-    for series in (None, sales, read_series(sales, form)):
+    changed = read_series(sales, form)
+    changed[0] = changed[0] + 1
+    spelt = sales.parent / "x" / ".." / sales.name
+    for series in (None, sales, spelt, read_series(sales, form), changed):
         small = tscompress.compress(
             checkpoints["chronos-bolt"], method="svd", rank=4, series=series, recover=settings
         )
         trained.append([*small.model.parameters()])
         assert small.recovery is not None
-        assert not small.recovery.beside_config
-    for weights in trained[1:]:
-        assert all(map(torch.equal, trained[0], weights))
+        assert small.recovery.beside_config == (series is changed)
+    *same, other = [all(map(torch.equal, trained[0], weights)) for weights in trained[1:]]
+    assert all(same)
+    assert not other
 
 
 def test_a_file_that_grew_between_calibration_and_recovery_is_recorded_twice(

@@ -18,6 +18,7 @@ from tscompress.checkpoints.names import (
 from tscompress.data.reading.tables import kind_of
 from tscompress.errors import (
     CorruptCheckpointError,
+    HubError,
     ModelNotFoundError,
     OfflineError,
     TscompressError,
@@ -101,6 +102,7 @@ def is_reference(source: str) -> bool:
 
 def _download(source: str, revision: str | None) -> tuple[Path, str | None]:
     from huggingface_hub import constants, snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError
 
     def fetch(*, cached: bool = False) -> Path:
         patterns = ["*.json", "*.safetensors"]
@@ -117,9 +119,10 @@ def _download(source: str, revision: str | None) -> tuple[Path, str | None]:
         """
         try:
             return with_retries(fetch, retry_on=_worth_another_look)
-        except network_errors():
+        except _unanswered() as error:
+            refused = isinstance(error, HubError | HfHubHTTPError | FileNotFoundError)
             found = None
-            if is_commit(revision):
+            if is_commit(revision) and (refused or is_network(error)):
                 with suppress(*network_errors()):
                     found = fetch(cached=True)
             if found is None or not _is_whole(found):
@@ -160,6 +163,11 @@ def _is_whole(snapshot: Path) -> bool:
     return bool(weights) and all(path.is_file() for path in needed)
 
 
+def _unanswered() -> tuple[type[BaseException], ...]:
+    """What is raised where the Hub is away, refuses, or asks to wait for long."""
+    return HubError, *network_errors()
+
+
 def _worth_another_look(error: BaseException) -> bool:
     """Whether an error is transient and was not retried by huggingface_hub (which retries 429,
     except in the first request)."""
@@ -191,19 +199,17 @@ def _announced_hashes(directory: Path, source: str) -> dict[str, str]:
     """File name to the hash announced by the Hub: SHA-256 of large files, git's of others.
 
     In a cache of links, the hash is the name of the link's target. A cache without links has no
-    hashes: the Hub is asked again, and without a network nothing is checked.
+    hashes: the Hub is asked again, and where it is away or refuses, nothing is checked.
     """
     from huggingface_hub import HfApi
     from huggingface_hub.hf_api import RepoFile
 
-    paths = list(directory.iterdir())
+    paths = [path for path in directory.iterdir() if path.is_file()]
     known = {path.name: path.resolve().name for path in paths if path.is_symlink()}
     if len(known) < len(paths):
         try:
             listed = list(HfApi().list_repo_tree(source, revision=directory.name))
-        except network_errors() as error:
-            if not is_network(error):
-                raise
+        except _unanswered():
             return known
         for entry in listed:
             if isinstance(entry, RepoFile):

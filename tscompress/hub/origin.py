@@ -156,10 +156,10 @@ class CheckpointRecord:
             return False
         if name is None:
             return True
-        name, source = name.removesuffix(" (2)"), base.source
-        if "/" in name and "/" in source and not any(map(is_local_path, (name, source))):
-            return name == source  # the model of another owner is another
-        known = {"original", bare_name(source), bare_name(model_name(source))}
+        name = name.removesuffix(" (2)")
+        if base.hub_id is not None and "/" in name and not is_local_path(name):
+            return name == base.hub_id  # the model of another owner is another
+        known = {"original", bare_name(base.source), bare_name(model_name(base.source))}
         return bare_name(name) in known
 
     @property

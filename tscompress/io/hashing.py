@@ -17,13 +17,14 @@ def sha256_of(path: Path) -> str:
 
 
 def known_sha256_of(path: Path) -> str:
-    """The same, computed once for a file of one size and time of change: it may have gigabytes."""
-    status = path.stat()
-    return _sha256_as_of(path.resolve(), status.st_mtime_ns, status.st_size)
+    """The same, computed once for a file that did not change: it may have gigabytes."""
+    found = path.stat()
+    state = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+    return _sha256_as_of(path.resolve(), state)
 
 
 @lru_cache
-def _sha256_as_of(path: Path, _changed: int, _size: int) -> str:
+def _sha256_as_of(path: Path, _state: tuple[int, ...]) -> str:
     return sha256_of(path)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sized
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
@@ -15,9 +15,8 @@ import numpy as np
 
 from tscompress.checkpoints.digests import model_digest
 from tscompress.checkpoints.load import LoadedModel
-from tscompress.data.reading.format import GivenSeries
 from tscompress.data.reading.tables import naming_file
-from tscompress.data.series import DEFAULT_FORMAT, Given, LabelledSeries
+from tscompress.data.series import Given
 from tscompress.data.streaming import series_files
 from tscompress.families.registry import adapter_of
 from tscompress.io.files import user_path
@@ -96,8 +95,11 @@ class RecoveryResult:
         The weighted loss on held-out series of the student as it came and as it is.
     ranks
         Rows of a rank watch, if the config asks for one.
+    replayed
+        The settings that a recipe replays it with, if not ``config``: a file that came beside
+        these is among its series.
     beside_config
-        It also trained on series that ``config`` does not name, such as arrays.
+        It also trained on series that ``replayed`` does not name, such as arrays.
     """
 
     finished: bool
@@ -110,6 +112,7 @@ class RecoveryResult:
     config: RecoveryConfig
     history: list[RecoveryProgress] = field(repr=False)
     ranks: list[Row] = field(default_factory=list, repr=False)
+    replayed: RecoveryConfig | None = field(default=None, repr=False)
     beside_config: bool = False
 
     def __repr__(self) -> str:
@@ -134,7 +137,7 @@ class RecoveryResult:
         """For ``provenance.json``."""
         return {
             "teacher": self.teacher,
-            "config": self.config.model_dump(mode="json"),
+            "config": (self.replayed or self.config).model_dump(mode="json"),
             "steps": self.steps,
             "best_step": self.best_step,
             "seconds": round(self.seconds, 1),
@@ -213,14 +216,11 @@ def run_digests(
     """Hashes of what a run learns with, before it changes it: of :data:`OTHER`'s keys."""
     models = {"student": student, "teacher": teacher}
     found = {role: model_digest(loaded.forecaster) for role, loaded in models.items()}
-    form = config.series_format or DEFAULT_FORMAT
-    return {**found, "series": _series_digest([*config.series, series], form)}
+    return {**found, "series": _series_digest([*config.series, series])}
 
 
-def _series_digest(sources: Iterable[Given], form: GivenSeries) -> str:
+def _series_digest(sources: Iterable[Given]) -> str:
     """Of values and files their content; of a directory the names and sizes of its files.
-
-    Read otherwise than in ``form``, as the settings say, a file is another.
 
     Of the Hub's datasets the name, and of what has no length, such as a simulator, the first
     values.
@@ -236,12 +236,8 @@ def _series_digest(sources: Iterable[Given], form: GivenSeries) -> str:
             path = user_path(source)
             with naming_file(path):
                 digest.update(_path_digest(path).encode())
-        elif isinstance(source, LabelledSeries) and source.sha256 is not None:
-            read_as = "" if source.form == form else source.form.model_dump_json()
-            digest.update((source.sha256 + read_as).encode())
         elif source is not None:
-            counted = isinstance(source, Sequence)
-            for values in source if counted else islice(source, _UNCOUNTED):
+            for values in source if isinstance(source, Sized) else islice(source, _UNCOUNTED):
                 with suppress(TypeError, ValueError):  # what is no list of numbers is refused later
                     numbers = np.ascontiguousarray(values, dtype=np.float64)
                     digest.update(f"{numbers.shape}".encode() + numbers.tobytes())

@@ -207,7 +207,7 @@ def _compress_loaded_(
         recipe.recover.resolved(loaded)  # refuses what there is nothing to learn from
     series = read_again(series)
     recipe = _with_format(recipe)
-    # As they are now: folding and training take their time, and a file may grow meanwhile.
+    # Before and after: folding and training take their time, and a file may grow meanwhile.
     trained = recorded_of(recipe.recover, recipe.series, series)
     beside = unless_named(recipe.recover, recipe.series, series)
     if recipe.recover is not None and directory is not None and not force:
@@ -242,11 +242,12 @@ def _compress_loaded_(
         )
         replayed = trained_on(recovery.config, recipe.series, series)
         is_beside = not names(replayed, recipe.series, series)
-        recovery = replace(recovery, config=replayed, beside_config=is_beside)
+        recovery = replace(recovery, replayed=replayed, beside_config=is_beside)
     cast_parameters_(loaded.model, loaded.stored_dtype)
     if loaded.plan.uniform_sizes is None:
         keep_structure_(loaded.model, loaded.forecaster, loaded.plan, loaded.config)
     known = {field.name: getattr(loaded, field.name) for field in fields(LoadedModel)}
+    trained += recorded_of(recipe.recover, recipe.series, series)
     recipe = with_source(recipe, series)
     fitted = calibration_sources(recipe, calibrated) if batches else []
     return CompressedModel(

@@ -10,14 +10,16 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from tscompress.checkpoints.names import PROVENANCE_FILE
 from tscompress.compression.calibration import OWN_SOURCES
 from tscompress.data.reading.format import GivenSeries
 from tscompress.data.reading.tables import naming_file
-from tscompress.data.series import Given, LabelledSeries
+from tscompress.data.series import Given, LabelledSeries, read_series
 from tscompress.data.synthetic import FloatArray
+from tscompress.errors import TscompressError
 from tscompress.io.files import user_path
 from tscompress.io.hashing import known_sha256_of
 from tscompress.io.untrusted import UnreadableFileError, read_json
@@ -35,8 +37,8 @@ class FittedSource(BaseModel):
     Attributes
     ----------
     sha256
-        Of a file when it was read, in records always: it may have another name where the model is
-        scored, or other content by then.
+        Of a file when it was read, or just before or after, in records always: it may have another
+        name where the model is scored, or other content by then.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -132,7 +134,7 @@ def trained_on(config: RecoveryConfig, form: GivenSeries, series: Given) -> Reco
     """
     read_as = config.series_format or form
     given = given_source(series, read_as)
-    if given is not None and given.source not in config.series:
+    if given is not None and not _is_among(given.source, config.series):
         if not config.series:
             read_as = given.series
         if read_as == given.series:
@@ -145,13 +147,33 @@ def trained_on(config: RecoveryConfig, form: GivenSeries, series: Given) -> Reco
 def names(config: RecoveryConfig, form: GivenSeries, series: Given) -> bool:
     """Whether a recovery's settings name the series that a caller gave beside them.
 
-    ``form``: how its series are read, unless it says.
+    What was read of a file before is named where the file has it still. ``form``: how the series
+    of the settings are read, unless they say.
     """
     if series is None:
         return True
     read_as = config.series_format or form
     given = given_source(series, read_as)
-    return given is not None and given.source in config.series and given.series == read_as
+    if given is None or given.series != read_as or not _is_among(given.source, config.series):
+        return False
+    return isinstance(series, str | Path) or _is_in_file(series, given)
+
+
+def _is_among(source: str, sources: Iterable[str]) -> bool:
+    """Whether it is one of them, however a path is spelt."""
+    return user_path(source).resolve() in {user_path(one).resolve() for one in sources}
+
+
+def _is_in_file(series: Sequence[FloatArray], given: FittedSource) -> bool:
+    """Whether a file holds these very values."""
+    try:
+        held = read_series(given.source, given.series)
+        return len(held) == len(series) and all(
+            np.array_equal(one, other, equal_nan=True)
+            for one, other in zip(held, series, strict=True)
+        )
+    except (TscompressError, TypeError, ValueError):
+        return False
 
 
 def unless_named(config: RecoveryConfig | None, form: GivenSeries, series: Given) -> Given:

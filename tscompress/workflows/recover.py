@@ -50,7 +50,7 @@ def recover_loaded_(
     """Distil ``student`` from ``teacher`` in memory; see :func:`tscompress.recover`."""
     smaller = as_compressed(student)
     asked = config if isinstance(config, RecoveryConfig) else RecoveryConfig()
-    # As they are now: training takes its time, and a file may grow meanwhile.
+    # Before and after: training takes its time, and a file may grow meanwhile.
     sources = recorded_of(asked, DEFAULT_FORMAT, series)
     try:
         result = recover_(
@@ -70,9 +70,9 @@ def recover_loaded_(
     return replace(
         smaller,
         recipe=smaller.recipe and smaller.recipe.model_copy(update={"recover": replayed}),
-        recovery=replace(result, config=replayed, beside_config=beside),
+        recovery=replace(result, replayed=replayed, beside_config=beside),
         earlier_recoveries=(*smaller.earlier_recoveries, *before),
-        fitted_to=(*smaller.fitted_to, *sources),
+        fitted_to=(*smaller.fitted_to, *sources, *recorded_of(asked, DEFAULT_FORMAT, series)),
     )
 
 
