@@ -68,8 +68,11 @@ def test_max_series_keeps_groups_whole() -> None:
 
 def test_a_covariate_that_ends_before_the_horizon_is_refused() -> None:
     price = [*range(11), np.nan] * 2
-    with pytest.raises(DataError, match=r"'price'.* 'x'.* last 1 of the 2"):
+    with pytest.raises(DataError, match=r"'price'.* 'x' ends 1 step before the last one"):
         dataset(shops(price=price))
+    early = [*range(5), *[np.nan] * 7] * 2
+    with pytest.raises(DataError, match="ends 7 steps before the last one to forecast, of 2 in a"):
+        dataset(shops(price=early), windows=2)
     # A gap is none, nor is a series without the covariate, nor one whose past alone is read.
     dataset(shops(price=[*range(10), np.nan, 5] * 2))
     dataset(shops(price=[*range(12), *[np.nan] * 12]))

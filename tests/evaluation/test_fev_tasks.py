@@ -272,6 +272,25 @@ def test_covariates_groups_and_cross_learning(
         predict_task(load(checkpoints["chronos-bolt"]).forecaster, task, settings=every[2])
 
 
+def test_covariates_that_a_model_does_not_read_are_noted(
+    checkpoints: dict[str, Path], joint_task_file: Path
+) -> None:
+    done = {
+        family: invoke(checkpoints[family], "--suite", f"fev:{joint_task_file}", *options)
+        for family, *options in (("chronos-bolt",), ("chronos-2",))
+    }
+    for family, result in done.items():
+        assert result.exit_code == 0, result.output
+        assert (
+            "chronos-bolt reads no covariates; the series of 1 task"
+            in " ".join(result.output.split())
+        ) == (family == "chronos-bolt")
+    alone = invoke(
+        checkpoints["chronos-bolt"], "--suite", f"fev:{joint_task_file}", "--as-univariate"
+    )
+    assert "reads no covariates" not in alone.output
+
+
 def test_the_command_passes_what_series_see(
     checkpoints: dict[str, Path], joint_task_file: Path
 ) -> None:

@@ -47,7 +47,7 @@ def shops(count: int = 3) -> pd.DataFrame:
         sales = 5 + price + (promo == "large") + 0.1 * rng.normal(size=len(days))
         sales[4], price[7], promo[9] = np.nan, np.nan, None
         part = {"id": f"shop {number}", "date": days, "sales": sales, "returns": 2 * sales - price}
-        part |= {"promo": promo, "price": price, "guests": np.cumsum(price * 0 + 1)}
+        part |= {"promo": promo, "price": price, "guests": np.arange(len(days))}
         parts.append(pd.DataFrame(part))
     return pd.concat(parts, ignore_index=True)
 
@@ -143,6 +143,14 @@ def test_unknown_categories_are_forecast(chronos2: BaseChronosPipeline) -> None:
         dataset = dataset_of(frame, targets)
         assert "giant" in set(dataset.covariates[0].future["promo"])
         assert np.isfinite(predict_joint(chronos2, dataset, 32)).all()
+
+
+def test_constant_and_missing_covariates_are_forecast(chronos2: BaseChronosPipeline) -> None:
+    frame = shops()
+    frame["price"] = 3.0
+    frame.loc[frame["id"] == "shop 0", ["promo", "guests"]] = None
+    for targets in TARGETS:
+        assert np.isfinite(predict_joint(chronos2, dataset_of(frame, targets), 32)).all()
 
 
 def test_exported_models_read_them_as_well(

@@ -119,26 +119,34 @@ def test_fit_trains_a_copy_and_saves_it(pipeline: Any, kind: str, tmp_path: Path
     assert not torch.allclose(forecast(again, series()), forecast(tuned, series()), rtol=1e-3)
 
 
-def test_fit_keeps_the_best_of_its_validation(pipeline: Any, kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", ["full", "lora"])
+def test_fit_keeps_the_best_of_its_validation(
+    pipeline: Any, kind: str, tmp_path: Path, mode: str
+) -> None:
     tuned = fitted(
         pipeline,
         tasks(),
+        finetune_mode=mode,
         validation_inputs=tasks(),
         eval_steps=1,
         save_steps=1,
         output_dir=str(tmp_path / "out"),
     )
     assert forecast(tuned, tasks()).isfinite().all()
+    if mode == "lora":  # saved as an adapter
+        return
     assert_loads_as(tmp_path / "out" / "finetuned-ckpt", kind, tuned, tasks())
     (kept,) = (tmp_path / "out").glob("checkpoint-*")  # of save_total_limit 1
     assert_loads_as(kept, kind, tuned, tasks())
 
 
-def test_fit_takes_covariates_without_a_future(pipeline: Any) -> None:
+@pytest.mark.parametrize("mode", ["full", "lora"])
+def test_fit_takes_covariates_without_a_future(pipeline: Any, mode: str) -> None:
     unknown = tasks()
     for task, empty in zip(unknown, (None, np.array([]), torch.zeros(0)), strict=True):
         task["future_covariates"]["price"] = empty
-    tuned = fitted(pipeline, unknown, validation_inputs=unknown, eval_steps=3, save_steps=3)
+    ends = {"eval_steps": 3, "save_steps": 3, "finetune_mode": mode}
+    tuned = fitted(pipeline, unknown, validation_inputs=unknown, **ends)
     before, after = forecast(pipeline, tasks()), forecast(tuned, tasks())
     assert after.isfinite().all()
     assert not torch.allclose(before, after, rtol=1e-3)

@@ -173,6 +173,14 @@ def test_quantiles_of_equal_weights_lie_between_the_values() -> None:
 # --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("family", ["chronos-bolt", "chronos-t5"])
+def test_covariates_are_refused_by_models_that_read_none(
+    family: str, exported: dict[str, Path]
+) -> None:
+    with pytest.raises(UsageError, match="series 0 is a mapping, .* and this model reads none"):
+        runtime.load(exported[family]).predict_quantiles([{"target": [1.0, 2.0]}], 4)
+
+
 @pytest.mark.parametrize(
     ("contexts", "error", "said"),
     [

@@ -11,6 +11,7 @@ import pandas as pd
 from tscompress.data.reading.covariates import Column
 from tscompress.data.reading.time_grid import RegularSeries
 from tscompress.errors import DataError
+from tscompress.io.text import counted
 from tscompress.io.untrusted import single_line
 
 
@@ -101,9 +102,9 @@ def check_known_ahead(
             if short:
                 of = f" of series {single_line(one.name, 40)!r}" if one.name else ""
                 raise DataError(
-                    f"{file!r}: known covariate {key!r}{of} has no value in the last {short} of "
-                    f"the {horizon} steps to forecast; give its values, or name it in "
-                    "--past-covariates."
+                    f"{file!r}: known covariate {key!r}{of} ends {counted(short, 'step')} before "
+                    f"the last one to forecast, of {horizon} in a window; give its values, or name "
+                    "it in --past-covariates."
                 )
 
 

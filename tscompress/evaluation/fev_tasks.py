@@ -255,6 +255,11 @@ def scored_windows(task: Any) -> list[tuple[EvaluationDataset, int]]:
     return found
 
 
+def has_covariates(task: Any) -> bool:
+    """Whether a task has columns beside its targets."""
+    return bool(task.known_dynamic_columns or task.past_dynamic_columns)
+
+
 def _forecasts_together(model: BaseChronosPipeline, settings: Settings) -> bool:
     return reads_covariates(model) and not settings.as_univariate
 

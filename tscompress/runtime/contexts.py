@@ -46,7 +46,14 @@ def univariate(contexts: Any) -> list[FloatArray]:
     """
     if isinstance(contexts, np.ndarray) and contexts.ndim == 1 and contexts.dtype != object:
         contexts = contexts[None]
-    return [_series(values, f"series {at}", ndim=1) for at, values in enumerate(_listed(contexts))]
+    listed = _listed(contexts)
+    for at, item in enumerate(listed):
+        if isinstance(item, Mapping):
+            raise UsageError(
+                f"series {at} is a mapping, as of a target with covariates, and this model reads "
+                "none; give its target alone."
+            )
+    return [_series(values, f"series {at}", ndim=1) for at, values in enumerate(listed)]
 
 
 def tasks_of(contexts: Any, horizon: int) -> list[Task]:

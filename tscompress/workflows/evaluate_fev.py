@@ -9,6 +9,7 @@ from typing import Any, Literal
 from tscompress.data.evaluation_sets import EvaluationDataset
 from tscompress.evaluation import fev_tasks
 from tscompress.evaluation.results import SEASONAL_NAIVE, Settings
+from tscompress.families.groups import kind_of, reads_covariates
 from tscompress.io.files import (
     check_file,
     check_output,
@@ -16,6 +17,7 @@ from tscompress.io.files import (
     write_output,
     write_text_atomically,
 )
+from tscompress.io.text import counted
 from tscompress.progress import OnProgress, silent
 from tscompress.workflows.evaluate_models import Scored
 from tscompress.workflows.seen_steps import check_unseen, sources_of
@@ -47,7 +49,8 @@ def evaluate_fev(
         Each is loaded when its turn comes. A second one of the same name gets the suffix ``(2)``.
 
     on_note
-        Called once with each note on what a model was fitted to and cannot be looked at again.
+        Called once with each note: on what a model was fitted to and cannot be looked at again, and
+        on covariates that a model does not read.
 
     Raises
     ------
@@ -71,6 +74,13 @@ def evaluate_fev(
         shown = fev_tasks.model_name(SEASONAL_NAIVE if loaded is None else loaded.name)
         if any(summary["model_name"] == shown for summary in summaries):
             shown = f"{shown} (2)"
+        if loaded is not None and not reads_covariates(loaded.forecaster) and not as_univariate:
+            left_out = sum(map(fev_tasks.has_covariates, tasks))
+            if left_out:
+                on_note(
+                    f"{shown}: {kind_of(loaded.forecaster)} reads no covariates; the series of "
+                    f"{counted(left_out, 'task')} with some are forecast alone."
+                )
         own: list[dict[str, Any]] = []
         for task in tasks:
             own += fev_tasks.evaluate_tasks(
