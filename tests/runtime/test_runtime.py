@@ -177,7 +177,7 @@ def test_quantiles_of_equal_weights_lie_between_the_values() -> None:
 def test_covariates_are_refused_by_models_that_read_none(
     family: str, exported: dict[str, Path]
 ) -> None:
-    with pytest.raises(UsageError, match="series 0 is a mapping, .* and this model reads none"):
+    with pytest.raises(UsageError, match=r"series 0 is a mapping, .* and this model reads none"):
         runtime.load(exported[family]).predict_quantiles([{"target": [1.0, 2.0]}], 4)
 
 
