@@ -16,7 +16,7 @@ a time: hidden units, heads, the residual stream. All but `switches` take any mo
 64.
 
 Every row is one folded model against its original: the ratios of WQL and MASE on the offline suite,
-with 95 % intervals (paired bootstrap over series; Chronos-T5 with common random numbers, and with
+or another `--suite`, with 95 % intervals (paired bootstrap over series; Chronos-T5 with common random numbers, and with
 `--seeds 0,1,2` averaged over several draws), that of SQL, the loss of WQL with every series in
 units of its seasonal error, the share of the original's skill that is kept (`tscompress probe`: of
 all tasks, and of noise-free seasons), and the forecast loss on held-out synthetic windows (for
@@ -63,9 +63,12 @@ from tscompress.compression.calibration import (
 )
 from tscompress.compression.fold_config import FoldConfig
 from tscompress.compression.fold_plans import fold_plan
+from tscompress.data.competitions import OFFLINE_SUITE
+from tscompress.data.suites import COVARIATES_SUITE, FREQUENCIES_SUITE
 from tscompress.plan.plan import Plan
 from tscompress.plan.schedules import Budget
 
+SUITES = (OFFLINE_SUITE, FREQUENCIES_SUITE, COVARIATES_SUITE)
 #: Head size and share of hidden units at which each reference loses something.
 HARD = {
     "reference/bolt": (16, 0.125),
@@ -264,6 +267,7 @@ def main() -> None:
     parser.add_argument(
         "--source", choices=OWN_SOURCES, default=MIXED, help="calibration series, default: mixed"
     )
+    parser.add_argument("--suite", default=OFFLINE_SUITE, choices=SUITES, help="that scores are on")
     parser.add_argument("--draw", type=int, default=0, help="of the calibration series: a seed")
     parser.add_argument("--ratio", type=float, default=0.125, help="of attention: head size / 64")
     parser.add_argument(
@@ -286,6 +290,7 @@ def main() -> None:
         bed = Testbed(
             model,
             arguments.max_series,
+            suite=arguments.suite,
             calibration=calibration,
             seeds=arguments.seeds,
             device=arguments.device,

@@ -131,6 +131,27 @@ TABLES = (
         25,
     ),
     Table(
+        "fold-frequencies-bolt",
+        "fold.py sizes --suite offline-frequencies --model reference/bolt --size 64,0.5 "
+        "--size 64,0.5,160 --size 64,0.5,128 --size 32,0.25,160 --size 32,0.25,112 "
+        "--output DIR/fold-frequencies",
+        6,
+    ),
+    Table(
+        "fold-frequencies-chronos2",
+        "fold.py sizes --suite offline-frequencies --model reference/chronos2 --size 64,0.5 "
+        "--size 64,0.5,160 --size 64,0.5,128 --size 64,0.25,128 --size 64,0.25,96 "
+        "--output DIR/fold-frequencies",
+        10,
+    ),
+    Table(
+        "fold-covariates-chronos2",
+        "fold.py sizes --suite covariates --model reference/chronos2 --size 64,0.5 "
+        "--size 64,0.5,160 --size 64,0.5,128 --size 64,0.25,128 --size 64,0.25,96 "
+        "--output DIR/fold-covariates",
+        10,
+    ),
+    Table(
         "fold-widths-chronos2",
         "fold.py widths --model reference/chronos2 --output DIR/fold-widths",
         15,
@@ -190,11 +211,10 @@ TABLES = (
     ),
     Table(
         "budgets-t5",
-        "budgets.py --model reference/t5 --device cuda --budget parameters=0.7 "
+        "budgets.py --model reference/t5 --max-series 100 --budget parameters=0.7 "
         "--budget parameters=0.5 --budget parameters=0.35 --arm uniform --arm 'by layer' "
         "--output DIR/budgets --models DIR/budgets-models",
-        20,
-        needs_gpu=True,
+        50,
     ),
     Table(
         "budgets-chronos2",
@@ -214,8 +234,9 @@ TABLES = (
     Table("shapes", "shapes.py --threads 2 --output DIR/shapes", 10, threads=2, has_quick=True),
     Table(
         "shapes-chronos2",
-        "shapes.py --threads 2 --models chronos-2-base --repeats 5 --output DIR/shapes-chronos2",
-        5,
+        "shapes.py --threads 2 --models chronos-2-base --repeats 5 --memory "
+        "--output DIR/shapes-chronos2",
+        8,
         threads=2,
         has_quick=True,
     ),

@@ -29,6 +29,7 @@ from tscompress.compression.calibration import (
 )
 from tscompress.data.batch import ForecastBatch
 from tscompress.data.evaluation_sets import EvaluationDataset
+from tscompress.data.competitions import OFFLINE_SUITE
 from tscompress.data.suites import load_suite
 from tscompress.evaluation.comparison import compare_results
 from tscompress.evaluation.derived import scaled_quantile_losses
@@ -122,7 +123,9 @@ class Testbed:
     model
         As for :func:`tscompress.load`.
     max_series, datasets
-        First series of each dataset of the offline suite, and its datasets; None: all.
+        First series of each dataset of the suite, and its datasets; None: all.
+    suite
+        One that `tscompress evaluate --suite` has.
     calibration
         Of what is compressed.
     seeds
@@ -138,6 +141,7 @@ class Testbed:
         max_series: int | None = None,
         *,
         datasets: tuple[str, ...] | None = None,
+        suite: str = OFFLINE_SUITE,
         calibration: CalibrationConfig | None = None,
         seeds: Sequence[int] = (0,),
         device: str = "cpu",
@@ -145,7 +149,9 @@ class Testbed:
         self.model = model
         self.device = torch.device(device)
         self.calibration = calibration or CalibrationConfig()
-        self.config = EvaluationConfig(max_series=max_series, datasets=datasets, batch_size=64)
+        self.config = EvaluationConfig(
+            suite=suite, max_series=max_series, datasets=datasets, batch_size=64
+        )
         self.original = load(model, dtype="float32")
         self.seeds = seeds if self.original.family == "chronos-t5" else None
         self.probe = PROBES.get(self.original.family, ProbeConfig())
@@ -208,7 +214,7 @@ class Testbed:
         return load(self.model, dtype="float32")
 
     def score(self, pipeline: BaseChronosPipeline, label: str) -> EvaluationResult:
-        """Scores on the offline suite; those of the same weights are not computed again."""
+        """Scores on the suite; those of the same weights are not computed again."""
         parameters = pipeline.inner_model.parameters()
         quantized = any(hasattr(parameter, "__tensor_flatten__") for parameter in parameters)
         cache = None if quantized else ScoreCache()  # it knows weights by their bytes
