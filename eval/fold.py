@@ -16,14 +16,14 @@ a time: hidden units, heads, the residual stream. All but `switches` take any mo
 64.
 
 Every row is one folded model against its original: the ratios of WQL and MASE on the offline suite,
-or another `--suite`, with 95 % intervals (paired bootstrap over series; Chronos-T5 with common random numbers, and with
-`--seeds 0,1,2` averaged over several draws), that of SQL, the loss of WQL with every series in
-units of its seasonal error, the share of the original's skill that is kept (`tscompress probe`: of
-all tasks, and of noise-free seasons), and the forecast loss on held-out synthetic windows (for
-Chronos-T5 nats a token, for the others scaled pinball loss). Calibration is on synthetic and real
-series, or on what `--source` says, drawn with `--draw`; of the real ones no evaluation suite holds
-any. Both models compute in float32 on the weights as they are stored, which is bfloat16 for the
-references.
+or another `--suite`, with 95 % intervals (paired bootstrap over series; Chronos-T5 with common
+random numbers, and with `--seeds 0,1,2` averaged over several draws), that of SQL, the loss of WQL
+with every series in units of its seasonal error, the share of the original's skill that is kept
+(`tscompress probe`: of all tasks, and of noise-free seasons), and the forecast loss on held-out
+synthetic windows (for Chronos-T5 nats a token, for the others scaled pinball loss). Calibration is
+on synthetic and real series, or on what `--source` says, drawn with `--draw`; of the real ones no
+evaluation suite holds any. Both models compute in float32 on the weights as they are stored, which
+is bfloat16 for the references.
 """
 
 from __future__ import annotations

@@ -28,8 +28,8 @@ from tscompress.compression.calibration import (
     calibration_batches,
 )
 from tscompress.data.batch import ForecastBatch
-from tscompress.data.evaluation_sets import EvaluationDataset
 from tscompress.data.competitions import OFFLINE_SUITE
+from tscompress.data.evaluation_sets import EvaluationDataset
 from tscompress.data.suites import load_suite
 from tscompress.evaluation.comparison import compare_results
 from tscompress.evaluation.derived import scaled_quantile_losses

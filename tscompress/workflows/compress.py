@@ -54,9 +54,8 @@ from tscompress.training.recovery_state import (
 from tscompress.workflows.fitted_to import (
     calibration_sources,
     given_source,
-    names,
     recorded_of,
-    trained_on,
+    replayable,
     unless_named,
     with_source,
 )
@@ -235,14 +234,10 @@ def _compress_loaded_(
         _factor_(loaded, recipe, plan, batches, on_progress)
     assert loaded.plan is not None
     loaded.plan = _calibrated_on(loaded.plan, summary)
-    recovery = None
-    if recipe.recover is not None:
-        recovery = _recover_(
-            loaded, original, recipe.recover, beside, directory, force, on_progress
-        )
-        replayed = trained_on(recovery.config, recipe.series, series)
-        is_beside = not names(replayed, recipe.series, series)
-        recovery = replace(recovery, replayed=replayed, beside_config=is_beside)
+    recovery, config = None, recipe.recover
+    if config is not None:
+        recovery = _recover_(loaded, original, config, beside, directory, force, on_progress)
+        recovery = replayable(recovery, recipe.series, series)
     cast_parameters_(loaded.model, loaded.stored_dtype)
     if loaded.plan.uniform_sizes is None:
         keep_structure_(loaded.model, loaded.forecaster, loaded.plan, loaded.config)

@@ -7,6 +7,7 @@ with ``--series``, a plan or from a caller.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from tscompress.io.hashing import known_sha256_of
 from tscompress.io.untrusted import UnreadableFileError, read_json
 from tscompress.runtime.record import RECORD_FILE, is_exported
 from tscompress.training.recovery_config import RecoveryConfig
+from tscompress.training.recovery_state import RecoveryResult
 from tscompress.workflows.recipe import Recipe
 
 #: Key of ``provenance.json``.
@@ -157,6 +159,12 @@ def names(config: RecoveryConfig, form: GivenSeries, series: Given) -> bool:
     if given is None or given.series != read_as or not _is_among(given.source, config.series):
         return False
     return isinstance(series, str | Path) or _is_in_file(series, given)
+
+
+def replayable(result: RecoveryResult, form: GivenSeries, series: Given) -> RecoveryResult:
+    """A result that knows how a recipe replays it, and whether that leaves out what was given."""
+    replayed = trained_on(result.config, form, series)
+    return replace(result, replayed=replayed, beside_config=not names(replayed, form, series))
 
 
 def _is_among(source: str, sources: Iterable[str]) -> bool:

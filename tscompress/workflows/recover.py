@@ -28,9 +28,8 @@ from tscompress.workflows.compress import (
     recovery_directory,
 )
 from tscompress.workflows.fitted_to import (
-    names,
     recorded_of,
-    trained_on,
+    replayable,
     unless_named,
 )
 from tscompress.workflows.recipe import series_files
@@ -64,13 +63,12 @@ def recover_loaded_(
         )
     finally:
         cast_parameters_(smaller.model, smaller.stored_dtype)
-    replayed = trained_on(result.config, DEFAULT_FORMAT, series)
-    beside = not names(replayed, DEFAULT_FORMAT, series)
+    result = replayable(result, DEFAULT_FORMAT, series)
     before = () if smaller.recovery is None else (smaller.recovery.record(),)
     return replace(
         smaller,
-        recipe=smaller.recipe and smaller.recipe.model_copy(update={"recover": replayed}),
-        recovery=replace(result, replayed=replayed, beside_config=beside),
+        recipe=smaller.recipe and smaller.recipe.model_copy(update={"recover": result.replayed}),
+        recovery=result,
         earlier_recoveries=(*smaller.earlier_recoveries, *before),
         fitted_to=(*smaller.fitted_to, *sources, *recorded_of(asked, DEFAULT_FORMAT, series)),
     )
