@@ -561,6 +561,10 @@ def test_an_original_behind_a_link_is_the_original(original: Path, tmp_path: Pat
     record = replace(record, recipe=record.recipe.model_copy(update=of_hub))
     assert all(map(record.is_original, ("owner/chronos-bolt", "/data/chronos-bolt")))
     assert not record.is_original("other/chronos-bolt")
+    shipped = record.recipe.model_copy(update={"model": "reference/bolt", "revision": None})
+    record = replace(record, recipe=shipped)
+    assert all(map(record.is_original, ("reference/bolt", "bolt", "original")))
+    assert not record.is_original("other/bolt")
 
 
 def test_another_model_is_not_called_the_original(saved: dict[str, Path]) -> None:

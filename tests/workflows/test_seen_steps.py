@@ -25,6 +25,7 @@ from tscompress.data.reading.format import GivenSeries
 from tscompress.data.series import read_series
 from tscompress.errors import LeakError, ModelNotFoundError
 from tscompress.training.recovery_config import RecoveryConfig
+from tscompress.workflows import fitted_to
 from tscompress.workflows.compress import compress_checkpoint, compress_loaded_
 from tscompress.workflows.evaluate_fev import evaluate_fev
 from tscompress.workflows.evaluate_models import evaluate_models
@@ -350,6 +351,24 @@ def test_a_path_is_recorded_as_the_recovery_read_it(
     assert record["config"]["series"] == [str(file)]
     assert "series_beside_config" not in record
     assert evaluate_models(config(sales), lambda: load(tmp_path / "small"))  # was held out
+
+
+def test_a_file_that_cannot_be_read_after_a_training_costs_nothing(
+    checkpoints: dict[str, Path], sales: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, form = checkpoints["chronos-bolt"], GivenSeries.model_validate(COLUMNS)
+    small = tscompress.compress(model, rank=4, calibration=CalibrationConfig(num_series=4))
+    first, hashes = sha256(sales.read_bytes()).hexdigest(), iter(range(9))
+
+    def once(path: Path) -> str:
+        if next(hashes):
+            raise PermissionError("no longer")
+        return first
+
+    monkeypatch.setattr(fitted_to, "known_sha256_of", once)
+    settings = RecoveryConfig(steps=1, series=(str(sales),), series_format=form)
+    done = tscompress.recover(small, model, settings)
+    assert [source.sha256 for source in done.fitted_to] == [first]
 
 
 def test_series_that_the_settings_name_are_read_once(

@@ -157,8 +157,9 @@ class CheckpointRecord:
         if name is None:
             return True
         name = name.removesuffix(" (2)")
-        if base.hub_id is not None and "/" in name and not is_local_path(name):
-            return name == base.hub_id  # the model of another owner is another
+        whole = base.source if is_reference(base.source) else base.hub_id
+        if whole is not None and "/" in name and not is_local_path(name):
+            return name == whole  # the model of another owner is another
         known = {"original", bare_name(base.source), bare_name(model_name(base.source))}
         return bare_name(name) in known
 

@@ -54,6 +54,7 @@ from tscompress.training.recovery_state import (
 from tscompress.workflows.fitted_to import (
     calibration_sources,
     given_source,
+    recorded_again,
     recorded_of,
     replayable,
     unless_named,
@@ -206,7 +207,6 @@ def _compress_loaded_(
         recipe.recover.resolved(loaded)  # refuses what there is nothing to learn from
     series = read_again(series)
     recipe = _with_format(recipe)
-    # Before and after: folding and training take their time, and a file may grow meanwhile.
     trained = recorded_of(recipe.recover, recipe.series, series)
     beside = unless_named(recipe.recover, recipe.series, series)
     if recipe.recover is not None and directory is not None and not force:
@@ -242,7 +242,7 @@ def _compress_loaded_(
     if loaded.plan.uniform_sizes is None:
         keep_structure_(loaded.model, loaded.forecaster, loaded.plan, loaded.config)
     known = {field.name: getattr(loaded, field.name) for field in fields(LoadedModel)}
-    trained += recorded_of(recipe.recover, recipe.series, series)
+    trained += recorded_again(recipe.recover, recipe.series, series)
     recipe = with_source(recipe, series)
     fitted = calibration_sources(recipe, calibrated) if batches else []
     return CompressedModel(

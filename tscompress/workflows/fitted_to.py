@@ -20,7 +20,7 @@ from tscompress.data.reading.format import GivenSeries
 from tscompress.data.reading.tables import naming_file
 from tscompress.data.series import Given, LabelledSeries, read_series
 from tscompress.data.synthetic import FloatArray
-from tscompress.errors import TscompressError
+from tscompress.errors import DataError, TscompressError
 from tscompress.io.files import user_path
 from tscompress.io.hashing import known_sha256_of
 from tscompress.io.untrusted import UnreadableFileError, read_json
@@ -108,8 +108,24 @@ def recovery_sources(
 def recorded_of(
     config: RecoveryConfig | None, form: GivenSeries, series: Given = None
 ) -> tuple[FittedSource, ...]:
-    """The same with the hashes of what their files hold now."""
+    """The same with the hashes of what their files hold now.
+
+    Raises
+    ------
+    DataError
+        A file cannot be read.
+    """
     return tuple(map(with_hash, recovery_sources(config, form, series)))
+
+
+def recorded_again(
+    config: RecoveryConfig | None, form: GivenSeries, series: Given = None
+) -> tuple[FittedSource, ...]:
+    """The same after a training, whose result is not lost where a file has become unreadable."""
+    try:
+        return recorded_of(config, form, series)
+    except DataError:
+        return ()
 
 
 def with_source(recipe: Recipe, series: Given) -> Recipe:

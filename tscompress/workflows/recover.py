@@ -28,6 +28,7 @@ from tscompress.workflows.compress import (
     recovery_directory,
 )
 from tscompress.workflows.fitted_to import (
+    recorded_again,
     recorded_of,
     replayable,
     unless_named,
@@ -70,7 +71,7 @@ def recover_loaded_(
         recipe=smaller.recipe and smaller.recipe.model_copy(update={"recover": result.replayed}),
         recovery=result,
         earlier_recoveries=(*smaller.earlier_recoveries, *before),
-        fitted_to=(*smaller.fitted_to, *sources, *recorded_of(asked, DEFAULT_FORMAT, series)),
+        fitted_to=(*smaller.fitted_to, *sources, *recorded_again(asked, DEFAULT_FORMAT, series)),
     )
 
 
