@@ -207,7 +207,7 @@ def test_tables_that_need_a_gpu_are_asked_for_by_their_whole_name(scripts: Any) 
     on_gpu = [table.name for table in reproduce.TABLES if table.needs_gpu]
     assert "shapes-gpu" in on_gpu
     assert not any(table.needs_gpu for table in reproduce.chosen([]))
-    assert [table.name for table in reproduce.chosen(["shapes"])] == [
+    assert [table.name for table in reproduce.chosen(["shape"])] == [
         "shapes", "shapes-chronos2", "exported-shapes",
     ]  # fmt: skip
     assert [table.name for table in reproduce.chosen(["shapes-gpu"])] == ["shapes-gpu"]
