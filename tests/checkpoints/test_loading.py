@@ -575,6 +575,11 @@ def test_a_cached_commit_is_found_without_a_network(
         assert load("someone/model", revision=commit).revision == commit
         with pytest.raises(TscompressError):
             load("someone/model", revision=commit[::-1])
+        record = folder / "snapshots" / commit / "provenance.json"
+        record.write_text(json.dumps({"sha256": {"plan.json": "0" * 64}}))
+        with pytest.raises(TscompressError):  # its plan did not arrive
+            load("someone/model", revision=commit)
+        record.unlink()
     for name in ("model.safetensors", "config.json"):  # as where a card alone was looked at
         (folder / "snapshots" / commit / name).unlink()
         with pytest.raises(OfflineError, match="not in the local cache"):

@@ -23,9 +23,9 @@ from tscompress.data.evaluation_sets import EvaluationDataset, LongFormat
 from tscompress.data.fingerprints import label_fingerprints
 from tscompress.data.reading.format import GivenSeries
 from tscompress.data.series import read_series
-from tscompress.errors import LeakError, ModelNotFoundError
+from tscompress.errors import LeakError, ModelNotFoundError, UsageError
 from tscompress.training.recovery_config import RecoveryConfig
-from tscompress.workflows import fitted_to
+from tscompress.workflows import compress, fitted_to
 from tscompress.workflows.compress import compress_checkpoint, compress_loaded_
 from tscompress.workflows.evaluate_fev import evaluate_fev
 from tscompress.workflows.evaluate_models import evaluate_models
@@ -369,6 +369,16 @@ def test_a_file_that_cannot_be_read_after_a_training_costs_nothing(
     settings = RecoveryConfig(steps=1, series=(str(sales),), series_format=form)
     done = tscompress.recover(small, model, settings)
     assert [source.sha256 for source in done.fitted_to] == [first]
+
+
+def test_a_recovery_with_nothing_to_learn_is_refused_before_folding(
+    checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compress, "_fold_", lambda *_: pytest.fail("it was folded"))
+    with pytest.raises(UsageError, match="nothing to learn"):
+        tscompress.compress(
+            checkpoints["chronos-bolt"], rank=4, recover=RecoveryConfig(teacher_weight=0)
+        )
 
 
 def test_series_that_the_settings_name_are_read_once(
