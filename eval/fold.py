@@ -21,9 +21,9 @@ random numbers, and with `--seeds 0,1,2` averaged over several draws), that of S
 with every series in units of its seasonal error, the share of the original's skill that is kept
 (`tscompress probe`: of all tasks, and of noise-free seasons), and the forecast loss on held-out
 synthetic windows (for Chronos-T5 nats a token, for the others scaled pinball loss). Calibration is
-on synthetic and real series, or on what `--source` says, drawn with `--draw`; of the real ones no
-evaluation suite holds any. Both models compute in float32 on the weights as they are stored, which
-is bfloat16 for the references.
+on synthetic and real series, or on what `--source` says, `--calibration-series` of them, drawn with
+`--draw`; of the real ones no evaluation suite holds any. Both models compute in float32 on the
+weights as they are stored, which is bfloat16 for the references.
 """
 
 from __future__ import annotations
@@ -269,6 +269,7 @@ def main() -> None:
     )
     parser.add_argument("--suite", default=OFFLINE_SUITE, choices=SUITES, help="that scores are on")
     parser.add_argument("--draw", type=int, default=0, help="of the calibration series: a seed")
+    parser.add_argument("--calibration-series", type=int, help="default: the family's")
     parser.add_argument("--ratio", type=float, default=0.125, help="of attention: head size / 64")
     parser.add_argument(
         "--size", action="append", type=Size.parse,
@@ -285,8 +286,12 @@ def main() -> None:
     console = Console()
     suffix = "" if arguments.source == MIXED else f"-{arguments.source}"
     suffix += f"-draw{arguments.draw}" if arguments.draw else ""
+    count = arguments.calibration_series
+    suffix += f"-{count}series" if count else ""
     for model in arguments.model or REFERENCES:
-        calibration = CalibrationConfig(source=arguments.source, seed=arguments.draw)
+        calibration = CalibrationConfig(
+            source=arguments.source, seed=arguments.draw, num_series=count
+        )
         bed = Testbed(
             model,
             arguments.max_series,

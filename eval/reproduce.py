@@ -152,6 +152,32 @@ TABLES = (
         10,
     ),
     Table(
+        "fold-front-bolt-16384series",
+        "fold.py sizes --model reference/bolt --calibration-series 16384 "
+        "--size 64,0.5,160 --size 32,0.25,160 --size 32,0.25,112 --output DIR/fold-front",
+        12,
+    ),
+    Table(
+        "fold-frequencies-bolt-16384series",
+        "fold.py sizes --suite offline-frequencies --model reference/bolt "
+        "--calibration-series 16384 --size 64,0.5,160 --size 32,0.25,160 --size 32,0.25,112 "
+        "--output DIR/fold-frequencies",
+        9,
+    ),
+    Table(
+        "fold-front-chronos2-16384series",
+        "fold.py sizes --model reference/chronos2 --calibration-series 16384 "
+        "--size 64,0.5,160 --size 64,0.5,128 --size 64,0.25,96 --output DIR/fold-front",
+        16,
+    ),
+    Table(
+        "fold-frequencies-chronos2-16384series",
+        "fold.py sizes --suite offline-frequencies --model reference/chronos2 "
+        "--calibration-series 16384 --size 64,0.5,160 --size 64,0.5,128 --size 64,0.25,96 "
+        "--output DIR/fold-frequencies",
+        12,
+    ),
+    Table(
         "fold-widths-chronos2",
         "fold.py widths --model reference/chronos2 --output DIR/fold-widths",
         15,

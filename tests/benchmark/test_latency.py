@@ -35,6 +35,7 @@ from tscompress.benchmark.sizes import (
 )
 from tscompress.benchmark.tables import bench_table
 from tscompress.benchmark.workload import Workload, forecast, make_workload, synthetic_batch
+from tscompress.checkpoints.given import loaded_of
 from tscompress.data.evaluation_sets import QUANTILE_LEVELS
 from tscompress.errors import ModelNotFoundError, RecipeError, TscompressError, UsageError
 from tscompress.families.registry import adapter_of_pipeline
@@ -488,6 +489,22 @@ def test_a_model_named_by_itself_does_not_take_a_given_name(bolt: Any) -> None:
     pairs: Any = [(None, bolt), ("elsewhere/small", other)]
     named, _ = loaded_pipelines(pairs, share=False)
     assert named == {"elsewhere/small (2)": bolt, "elsewhere/small": other}
+
+
+def test_a_revision_is_of_all_models_but_what_they_are_held_against(
+    bolt: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, str | None]] = []
+
+    def loaded(model: str, *, name: str | None, revision: str | None) -> Any:
+        asked.append((model, revision))
+        return loaded_of(bolt, name=model)
+
+    monkeypatch.setattr("tscompress.benchmark.named_models.loaded_of", loaded)
+    pairs: Any = [(None, "a"), (None, "b")]
+    loaded_pipelines(pairs, share=False, revision="v1")
+    loaded_pipelines(pairs, share=False, against=True, revision="v1")
+    assert asked == [("a", "v1"), ("b", "v1"), ("a", None), ("b", "v1")]
 
 
 def test_a_shared_model_does_not_take_a_given_name(t5: Any) -> None:

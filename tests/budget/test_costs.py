@@ -21,7 +21,7 @@ from tscompress.benchmark.sizes import (
 )
 from tscompress.benchmark.workload import Workload
 from tscompress.budget.costs import CostModel, Costs
-from tscompress.checkpoints.load import load
+from tscompress.checkpoints.load import cast_parameters_, kept_whole, load
 from tscompress.errors import PlanError, UnsupportedModelError, UsageError
 from tscompress.families.registry import build_empty, describe, wrap_pipeline
 from tscompress.layers.low_rank import LowRankLinear
@@ -293,6 +293,21 @@ def test_bytes_follow_the_dtype() -> None:
     assert half.original == counted("chronos-t5", model, WORKLOADS[0])
     full = cost_model("chronos-t5").original
     assert (2 * half.original.bytes, half.original.macs) == (full.bytes, full.macs)
+
+
+@pytest.mark.parametrize("family", ["chronos-t5", "chronos-bolt"])
+def test_what_is_stored_in_float32_beside_float16_costs_as_much(family: str) -> None:
+    model = tiny_model(family)
+    cast_parameters_(model, torch.float16)
+    whole = kept_whole(model, torch.float16)
+    costs = CostModel(family, model, WORKLOADS[0], bytes_per_number=2, whole=whole)
+    assert whole == {"wo"}
+    assert costs.original.bytes == sum(p.numel() * p.element_size() for p in model.parameters())
+    assert not kept_whole(model, torch.bfloat16)
+    linear = model.encoder.block[0].layer[-1].DenseReluDense
+    name = "encoder.block.0.layer.1.DenseReluDense"
+    expected = 2 * linear.wi.in_features + 4 * linear.wo.out_features
+    assert unit_cost(costs, name, "hidden", "bytes") == expected
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -598,6 +598,10 @@ def test_several_seeds(command: Command, checkpoints: dict[str, Path], tmp_path:
     options = (*DATA, "--num-samples", 4, "--json")
     done = command("evaluate", t5, *options, "--seeds", "0,3", "--output", tmp_path / "t5.json")
     assert done.json["result"]["sampling"] == {"seeds": [0, 3], "num_samples": 4, "batch_size": 32}
+    assert "of seed" not in done.err
+    layout = ("--gift-eval", "--output", tmp_path / "layout")
+    beside = command("evaluate", t5, *options, "--seeds", "0,3", *layout)
+    assert "all_results.csv are of seed 0 alone" in beside.err
     single = [command("evaluate", t5, *options, "--seed", seed).json for seed in (0, 3)]
     for index, row in enumerate(done.json["result"]["rows"]):
         mean = np.mean([one["result"]["rows"][index]["WQL"] for one in single])

@@ -46,8 +46,8 @@ from tscompress.plan.schedules import (
     PowerLawSchedule,
     RankSchedule,
 )
-from tscompress.workflows.compress import compress_loaded_, plan_loaded
-from tscompress.workflows.recipe import Recipe, load_recipe
+from tscompress.workflows.compress import compress_checkpoint, compress_loaded_, plan_loaded
+from tscompress.workflows.recipe import Recipe, load_recipe, validate
 
 CALIBRATION = CalibrationConfig(source="synthetic", num_series=12, context_length=40, batch_size=4)
 METHODS = get_args(Method)
@@ -740,3 +740,17 @@ def test_edited_plan_is_applied_exactly(checkpoint: Path) -> None:
     assert compressed.recipe is None
     with pytest.raises(UsageError, match="no schedule"):
         tscompress.compress(checkpoint, plan=edited, rank=3)
+
+
+def test_sizes_that_change_nothing_are_refused_before_any_calibration(
+    checkpoints: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        pytest.fail("it was folded")
+
+    monkeypatch.setattr("tscompress.workflows.compress.compress_loaded_", fail)
+    content = {"model": str(checkpoints["chronos-bolt"]), "output": str(tmp_path / "small")}
+    chosen = validate(Recipe, {**content, "width": 1.0}, source="test")
+    with pytest.raises(PlanError, match="keeps every layer"):
+        compress_checkpoint(chosen)
+    assert not (tmp_path / "small").exists()

@@ -66,6 +66,11 @@ def test_max_series_keeps_groups_whole() -> None:
     assert len(dataset(shops(), 3, target_column="sales,other").series) == 4
 
 
+def test_max_series_keeps_the_group_of_a_table_without_ids_whole() -> None:
+    table = shops().query("id == 'x'").drop(columns="id")
+    assert len(dataset(table, 1, id_column=None, target_column="sales,other").series) == 2
+
+
 def test_a_covariate_that_ends_before_the_horizon_is_refused() -> None:
     price = [*range(11), np.nan] * 2
     with pytest.raises(DataError, match=r"'price'.* 'x' ends 1 step before the last one"):

@@ -83,6 +83,16 @@ def test_business_days_have_no_weekends() -> None:
     assert with_weekends.step.seasonality is None
 
 
+def test_business_days_are_counted_from_the_first_value_and_from_weekends_on() -> None:
+    step = Step("business days", 1)
+    monday = pd.Timestamp("2024-01-01")
+    assert str(step.period(monday, 7)) == "2024-01-10"
+    assert str(Step("months", 1).period(monday, 2)) == "2024-03"
+    assert step.times(pd.Timestamp("2024-01-06"), [0, 1, 5]) == [
+        "2024-01-08", "2024-01-09", "2024-01-15",
+    ]  # fmt: skip
+
+
 def test_rows_are_sorted_and_ids_keep_their_order() -> None:
     table = frame(
         ["2024-01-03", "2024-01-02", "2024-01-01", "2024-01-02", "2024-01-03"],

@@ -410,6 +410,14 @@ def test_quantile_models_forecast_nine_quantiles(
             )
 
 
+def test_a_model_of_other_quantiles_is_not_scored(
+    bolt: BaseChronosPipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(type(bolt), "quantiles", [0.05, 0.5, 0.95])
+    with pytest.raises(UsageError, match=r"the quantiles 0\.05, 0\.5, 0\.95; scores are of 0\.1"):
+        forecast(bolt, contexts(2), 3)
+
+
 @pytest.mark.parametrize("batch_size", [1, 3, 100])
 def test_order_and_batches_do_not_change_quantiles(
     bolt: BaseChronosPipeline, chronos2: Chronos2Pipeline, batch_size: int

@@ -128,6 +128,39 @@ def test_leaderboard_reads_summaries(
     assert list(table.columns[1].cells) == ["WQL", "RMSE"]
 
 
+def test_errors_are_shown_where_there_is_no_leaderboard(task_file: Path) -> None:
+    tasks = load_tasks(task_file)
+    naive = evaluate_tasks("seasonal-naive", tasks, name="seasonal_naive")
+    never_wrong = [{**one, "test_error": 0.0} for one in naive]
+    table = summaries_table([*naive, *({**one, "model_name": "m"} for one in never_wrong), *naive])
+    assert "no skill scores: fev makes no leaderboard" in str(table.caption)
+    assert not table.show_footer
+    assert list(table.columns[3].cells)[:2] == ["0.0000", "0.0000"]
+
+
+def test_means_for_squared_errors_in_any_case(
+    checkpoints: dict[str, Path], task_file: Path
+) -> None:
+    content = yaml.safe_load(task_file.read_text())
+    pipeline = load(checkpoints["chronos-t5"]).forecaster
+    found = []
+    for metric in ("RMSE", "rmse", {"name": "rmse"}):
+        content["tasks"][1]["eval_metric"] = metric
+        task_file.write_text(yaml.safe_dump(content))
+        (predictions,), _ = predict_task(pipeline, load_tasks(task_file)[1])
+        found.append([row["predictions"] for row in predictions["other"]])
+    assert found[0] == found[1] == found[2]
+
+
+def test_samples_of_a_model_that_draws_none_are_refused(
+    checkpoints: dict[str, Path], task_file: Path
+) -> None:
+    task = load_tasks(task_file)[0]
+    for family in ("chronos-bolt", "chronos-2"):
+        with pytest.raises(UsageError, match="forecasts quantiles, not samples"):
+            predict_task(load(checkpoints[family]).forecaster, task, num_samples=5)
+
+
 def test_missing_quantile_levels_are_refused(checkpoints: dict[str, Path], task_file: Path) -> None:
     content = yaml.safe_load(task_file.read_text())
     content["tasks"][0]["quantile_levels"] = [0.05, 0.5]
@@ -221,6 +254,15 @@ def test_command(checkpoints: dict[str, Path], task_file: Path, tmp_path: Path) 
         "chronos-bolt", "chronos-bolt", "seasonal_naive", "seasonal_naive",
     ]  # fmt: skip
     assert len(fev.leaderboard(str(tmp_path / "s.csv"))) == 2
+
+
+def test_summaries_are_a_table(task_file: Path, tmp_path: Path) -> None:
+    outcome = invoke(
+        "seasonal-naive", "--suite", f"fev:{task_file}", "--output", tmp_path / "s.json"
+    )
+    assert isinstance(outcome.exception, UsageError)
+    assert "FILE.csv" in str(outcome.exception)
+    assert not (tmp_path / "s.json").exists()
 
 
 @pytest.mark.parametrize(

@@ -285,6 +285,19 @@ def test_the_command_shows_writes_and_compares(
     assert (code, "--force" in err) == (2, True)
 
 
+def test_a_quantile_model_is_compared_with_one_that_draws_samples(
+    checkpoints: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    bolt, t5 = (str(checkpoints[name]) for name in ("chronos-bolt", "chronos-t5"))
+    few = ("--tasks", "period-4", "--num-samples", "3", "--json")
+    code, out, err = command(capsys, bolt, "--against", t5, *few)
+    assert code == 0, err
+    sizes = [
+        json.loads(out)[key]["tasks"][0]["task"]["num_series"] for key in ("result", "against")
+    ]
+    assert sizes[0] == sizes[1] == TASKS["period-4"].num_series // 2
+
+
 @pytest.mark.parametrize(
     ("arguments", "exit_code", "says"),
     [

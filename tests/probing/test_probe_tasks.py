@@ -187,3 +187,14 @@ def test_options_out_of_range_are_refused(changes: dict[str, Any]) -> None:
             **{"name": "one", "process": Autoregressive(coefficient=1), "context_length": 9}
             | changes
         )
+
+
+def test_gaps_hide_no_value_that_the_best_forecast_needs() -> None:
+    with pytest.raises(ValueError, match="needs its last value; leave missing out"):
+        ProbeTask(
+            name="walk",
+            group="mine",
+            process=Autoregressive(coefficient=1),
+            context_length=32,
+            missing=0.5,
+        )

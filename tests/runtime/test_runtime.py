@@ -17,6 +17,7 @@ import torch
 
 from tscompress import runtime
 from tscompress.checkpoints.load import load
+from tscompress.data.evaluation_sets import QUANTILE_LEVELS
 from tscompress.errors import (
     CorruptCheckpointError,
     DataError,
@@ -24,6 +25,7 @@ from tscompress.errors import (
     UnsupportedModelError,
     UsageError,
 )
+from tscompress.families.exported import exported_pipeline
 from tscompress.runtime.quantiles import empirical, interpolated, weighted
 from tscompress.runtime.record import GRAPH_FILE, RECORD_FILE
 
@@ -105,6 +107,19 @@ def test_chronos2_forecasts_as_the_stock_pipeline(
         assert len(ours) == len(theirs)
         for one, other in zip(ours, theirs, strict=True):
             assert_close(one, other)
+
+
+def test_a_target_that_has_not_begun_is_forecast_as_by_the_stock_pipeline(
+    exported: dict[str, Path], checkpoints: dict[str, Path]
+) -> None:
+    given = tasks(7)
+    given[1]["target"][1] = np.nan
+    stock: Any = load(checkpoints["chronos-2"]).forecaster
+    expected, _ = stock.predict_quantiles(given, 7, QUANTILE_LEVELS)
+    pipeline = exported_pipeline(runtime.load(exported["chronos-2"]))
+    found, _ = pipeline.predict_quantiles(given, 7, QUANTILE_LEVELS)
+    for ours, theirs in zip(found, expected, strict=True):
+        assert_close(np.asarray(ours), np.asarray(theirs))
 
 
 @pytest.mark.parametrize("family", FAMILIES)

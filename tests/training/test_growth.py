@@ -11,9 +11,12 @@ from pydantic import ValidationError
 from shared_fixtures import tiny_recipe
 from torch import nn
 
+import tscompress
 from tscompress.checkpoints.load import load
+from tscompress.compression.calibration import CalibrationConfig
 from tscompress.data.batch import ForecastBatch
 from tscompress.errors import RecipeError
+from tscompress.families.registry import adapter_of
 from tscompress.training.growth import grow_
 from tscompress.training.pretrain_losses import loss_function
 from tscompress.training.pretrain_model import build_model
@@ -115,6 +118,23 @@ def test_unfit_shape_is_refused(shape: dict[str, int], word: str) -> None:
     small = trained("chronos-bolt")
     with pytest.raises(RecipeError, match=f"start_from.*{word}"):
         grow_(build_model(recipe("chronos-bolt", **shape)), small)  # type: ignore[arg-type]
+
+
+def test_a_model_with_a_head_of_its_own_is_refused() -> None:
+    small = trained("chronos-t5")
+    adapter_of("chronos-t5").untie_(small)
+    with pytest.raises(RecipeError, match=r"start_from: it has lm_head\.weight"):
+        grow_(build_model(recipe("chronos-t5", **larger("chronos-t5"))), small)  # type: ignore[arg-type]
+
+
+def test_a_model_of_layers_of_different_sizes_is_refused(
+    checkpoints: dict[str, Path], tmp_path: Path
+) -> None:
+    few = CalibrationConfig(source="synthetic", num_series=4, context_length=32)
+    small = tscompress.compress(checkpoints["chronos-bolt"], method="svd", rank=3, calibration=few)
+    tscompress.save(small, tmp_path / "small")
+    with pytest.raises(RecipeError, match="layers of different sizes"):
+        build_model(recipe("chronos-bolt", str(tmp_path / "small"), **LARGER))
 
 
 def test_another_family_is_refused(tmp_path: Path) -> None:

@@ -226,6 +226,11 @@ def test_a_model_that_is_read_is_not_replaced(command: Command, tmp_path: Path, 
     assert "model' is the input" in outcome.err
 
 
+def test_a_negative_seed_is_refused() -> None:
+    with pytest.raises(ValidationError, match="seed"):
+        short("chronos-bolt", seed=-1)
+
+
 def test_seeds_differ(tmp_path: Path) -> None:
     first, second, again = (
         pretrain(short("chronos-bolt", steps=1, seed=seed), tmp_path / name)

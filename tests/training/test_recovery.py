@@ -81,9 +81,9 @@ from tscompress.training.recovery_state import (
     differences_from,
 )
 from tscompress.training.windows import Bucket
-from tscompress.workflows.compress import check_recovery_directory, finish_recovery
 from tscompress.workflows.recipe import Recipe, load_recipe, load_recovery_config
 from tscompress.workflows.save import CompressedModel, save
+from tscompress.workflows.unfinished import check_recovery_directory, finish_recovery
 
 CALIBRATION = CalibrationConfig(source="synthetic", num_series=16, context_length=48, batch_size=8)
 BUCKETS = (Bucket(context_length=32, horizon=16, batch_size=8),)
@@ -1555,6 +1555,13 @@ def test_stopped_recipe_resumes_when_run_again(
     with pytest.raises(OutputExistsError, match="seed 0, not 1"):
         run("stopped", seed=1)
     assert (state / CHECKPOINT / STATE_FILE).read_bytes() == before
+    shutil.copytree(state, tmp_path / "torn" / "recovery")
+    (tmp_path / "torn" / "recovery" / CHECKPOINT / STATE_FILE).write_bytes(
+        before[: len(before) // 2]
+    )
+    with pytest.raises(CorruptCheckpointError):
+        run("torn")
+    run("torn", force=True)
     run("other", seed=1, force=True)
     done = run("stopped")
     assert not (tmp_path / "stopped" / "recovery").exists()

@@ -25,11 +25,13 @@ from tscompress.hub.origin import read_checkpoint_record
 from tscompress.io.making_way import claimed, journal_of
 from tscompress.training.recovery_config import RecoveryConfig
 from tscompress.workflows import compress as compressing
-from tscompress.workflows.compress import compress_checkpoint, recovery_directory
+from tscompress.workflows import unfinished
+from tscompress.workflows.compress import compress_checkpoint
 from tscompress.workflows.recipe import Recipe, load_recipe
 from tscompress.workflows.recover import recover_checkpoint
 from tscompress.workflows.run import WORK, run
 from tscompress.workflows.save import save
+from tscompress.workflows.unfinished import recovery_directory
 
 RECOVER: dict[str, Any] = {
     "steps": 2, "precision": "no", "held_out_series": 4, "warmup_steps": 1, "evaluate_every": 2,
@@ -297,7 +299,7 @@ def test_a_recovery_keeps_others_out_until_its_result_is_saved(
 
     for module in ("recover", "compress", "run"):
         name = f"tscompress.workflows.{module}.finish_recovery"
-        monkeypatch.setattr(name, looking(compressing.finish_recovery, "finish"))
+        monkeypatch.setattr(name, looking(unfinished.finish_recovery, "finish"))
     if verb == "recover":
         config = RecoveryConfig.model_validate(RECOVER)
         recover_checkpoint(

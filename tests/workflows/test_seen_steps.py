@@ -103,6 +103,17 @@ def test_steps_that_were_calibrated_on_are_not_scored(
                 tscompress.evaluate(model, file, horizon=SCORED // 2, windows=2, **COLUMNS)
 
 
+def test_steps_that_were_calibrated_on_before_it_was_folded_again_are_not_scored(
+    compressed: Callable[[int], Path], sales: Path, tmp_path: Path
+) -> None:
+    few = {"source": "synthetic", "num_series": 4, "context_length": 48}
+    content = {"model": str(compressed(0)), "output": str(tmp_path / "smaller")}
+    again = {**content, "schedule": "rank=2", "calibration": few}
+    compress_checkpoint(validate(Recipe, again, source="test"))
+    with pytest.raises(LeakError, match="sales"):
+        evaluate_models(config(sales), lambda: load(tmp_path / "smaller"))
+
+
 def test_steps_that_were_held_out_are_scored(
     compressed: Callable[[int], Path], sales: Path, tmp_path: Path
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -42,8 +43,15 @@ from tscompress.workflows import measure_point as measuring
 from tscompress.workflows import sweep as sweeping
 from tscompress.workflows import sweep_points
 from tscompress.workflows.measure_point import Measured
+from tscompress.workflows.recipe import EvaluationConfig
 from tscompress.workflows.sweep import sweep
-from tscompress.workflows.sweep_points import Grid, SweepRecipe, load_sweep_recipe, points_of
+from tscompress.workflows.sweep_points import (
+    Grid,
+    SweepRecipe,
+    load_sweep_recipe,
+    points_of,
+    suite_content,
+)
 from tscompress.workflows.sweep_results import COSTS, SweepResult, sweep_figure, sweep_table
 
 
@@ -181,6 +189,8 @@ def test_refused_combinations_are_named(grid: list[Any], match: str) -> None:
         ({"grid": [{"rank": []}]}, "rank"),
         ({"grid": [{"rank": [4], "recover_steps": [-1]}]}, "recover_steps must be at least 0"),
         ({"keep": "some"}, "keep"),
+        ({"recover": {"minutes": 5}}, "give recover_steps in grid"),
+        ({"recover": {"steps": 5}}, "give recover_steps in grid"),
     ],
 )
 def test_invalid_sweep_recipes_are_refused(
@@ -234,6 +244,57 @@ def test_identities_follow_dependencies_of_points(
         assert identity() != base
     monkeypatch.setattr(sweep_points, "versions", lambda: {"torch": "0"})
     assert identity() != base
+
+
+def test_series_of_a_root_are_part_of_an_identity(tmp_path: Path) -> None:
+    times = {"timestamp": [list(pd.date_range("1970-12-31", periods=40, freq="YE"))]}
+    place = tmp_path / "monash_m1_yearly"
+    place.mkdir()
+    name = place / "test-00000-of-00001.parquet"
+    given = EvaluationConfig(root=str(tmp_path), datasets=("monash_m1_yearly",))
+    pd.DataFrame({**times, "target": [np.arange(40.0)]}).to_parquet(name)
+    before = suite_content(given)
+    pd.DataFrame({**times, "target": [np.arange(40.0) ** 2]}).to_parquet(name)
+    assert before.keys() == {"monash_m1_yearly"}
+    assert suite_content(given) != before
+    assert suite_content(EvaluationConfig()) == {}
+
+
+def test_a_shape_is_that_of_the_model_and_not_of_how_it_was_found(
+    done: tuple[SweepResult, SweepRecipe], tmp_path: Path
+) -> None:
+    result, chosen = done
+    found = [measuring.finished(Path(chosen.output), name) for name in result.frame["id"]]
+    point = next(one for one in found if one is not None and one.checkpoint is not None)
+    before = measuring.shape_name(Path(chosen.output), point)
+    copy = tmp_path / "out"
+    shutil.copytree(chosen.output, copy)
+    path = measuring.checkpoint_of(copy, point) / "plan.json"
+    plan = json.loads(path.read_text())
+    path.write_text(json.dumps({**plan, "schedule": {"kind": "other"}, "calibrated_on": "x"}))
+    assert measuring.shape_name(copy, point) == before
+
+
+def test_series_that_change_while_a_point_is_measured_are_not_filed_under_the_old_ones(
+    checkpoints: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "series.jsonl"
+    file.write_text('{"target": [1, 2, 3, 4, 5, 6, 7, 8, 9, 8, 7, 6]}\n' * 4)
+    content = {"source": str(file), "num_series": 4, "context_length": 32}
+    chosen = recipe(
+        checkpoints["chronos-bolt"], tmp_path / "out", grid=[{"rank": [2]}], bench=None,
+        calibration=content,
+    )  # fmt: skip
+    measured = measuring._measured
+
+    def meanwhile(*given: Any) -> Any:
+        file.write_text(file.read_text() + '{"target": [1, 5, 3, 4, 5, 6, 7, 2]}\n')
+        return measured(*given)
+
+    monkeypatch.setattr(measuring, "_measured", meanwhile)
+    with pytest.raises(TscompressError, match="changed while the sweep ran"):
+        sweep(chosen)
+    assert not list((tmp_path / "out" / "points").glob("*/point.json"))
 
 
 def test_a_suite_whose_file_changed_is_scored_again(

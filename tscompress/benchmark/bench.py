@@ -108,7 +108,9 @@ def bench(
     given = named_models(models, against)
     workload = workload_of(workload, sizes, device, given)
     options = {"revision": revision, "device": device or workload.device, "dtype": dtype}
-    named, paths = loaded_pipelines(given, share=share_cross_attention, **options)
+    named, paths = loaded_pipelines(
+        given, share=share_cross_attention, against=against is not None, **options
+    )
     for name, pipeline in named.items():
         check_fits(pipeline, repr(name), workload)
     check_sampling(named.values(), sizes.get("num_samples"))

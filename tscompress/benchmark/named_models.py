@@ -54,7 +54,11 @@ def _is_named(one: Any) -> bool:
 
 
 def loaded_pipelines(
-    pairs: Iterable[tuple[str | None, AnyModel]], *, share: bool, **options: Any
+    pairs: Iterable[tuple[str | None, AnyModel]],
+    *,
+    share: bool,
+    against: bool = False,
+    **options: Any,
 ) -> tuple[dict[str, BaseChronosPipeline], dict[str, Path | None]]:
     """Pipelines by name, and the directories of those whose weights lie on a disk.
 
@@ -62,8 +66,10 @@ def loaded_pipelines(
     ----------
     share
         Each model also with shared cross-attention.
+    against
+        The first is what the others are held against, and has no ``revision``.
     options
-        ``revision``, ``device`` and ``dtype`` of loaded models; the revision is of the last.
+        ``revision``, ``device`` and ``dtype`` of loaded models.
     """
     pipelines: dict[str, BaseChronosPipeline] = {}
     directories: dict[str, Path | None] = {}
@@ -73,7 +79,7 @@ def loaded_pipelines(
         if name is not None and isinstance(model, BaseChronosPipeline):
             pipelines[name] = model  # timing needs no more of it than the call
             continue
-        loaded = _loaded(model, name, options, is_last=position == len(pairs) - 1)
+        loaded = _loaded(model, name, options, has_revision=position > 0 or not against)
         taken = [*pipelines, *given]
         label = loaded.name if name is not None else numbered(loaded.name, taken)
         pipelines[label] = loaded.forecaster
@@ -87,12 +93,12 @@ def loaded_pipelines(
 
 
 def _loaded(
-    model: AnyModel, name: str | None, options: Mapping[str, Any], *, is_last: bool
+    model: AnyModel, name: str | None, options: Mapping[str, Any], *, has_revision: bool
 ) -> LoadedModel:
     """The model; of one in memory only ``options`` without effect are left out."""
     if not isinstance(model, str | os.PathLike):
         return loaded_of(model, name=name, argument="a model to measure")
-    revision = options["revision"] if is_last else None
+    revision = options["revision"] if has_revision else None
     return loaded_of(model, name=name, **{**options, "revision": revision})
 
 

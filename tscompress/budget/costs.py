@@ -8,7 +8,7 @@ prices any sizes with a few additions. Results are exact: they equal the counts 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -29,6 +29,8 @@ SizeKind = Literal["qk", "vo", "hidden"]
 Measure = Literal["parameters", "bytes", "macs", "kv-cache"]
 
 
+#: Of a number in float32.
+_BYTES_WHOLE = 4
 #: Upper bounds of the bytes of a safetensors header: its length, metadata and padding; and for each
 #: tensor, besides its name, a dtype, a shape of two and two offsets of up to twelve digits each.
 _HEADER_START, _HEADER_ENTRY = 64, 88
@@ -94,6 +96,8 @@ class CostModel:
         The ``predict`` call whose ``macs`` and ``kv_cache_bytes`` count.
     bytes_per_number
         ``itemsize`` of the dtype of stored weights and of cached keys and values.
+    whole
+        Names of layers that are stored in float32 all the same.
 
     Attributes
     ----------
@@ -111,7 +115,13 @@ class CostModel:
     """
 
     def __init__(
-        self, family: str, model: nn.Module, workload: Workload, *, bytes_per_number: int
+        self,
+        family: str,
+        model: nn.Module,
+        workload: Workload,
+        *,
+        bytes_per_number: int,
+        whole: Collection[str] = (),
     ) -> None:
         adapter = adapter_of(family)
         self.family = family
@@ -124,7 +134,7 @@ class CostModel:
             (part.name, part.kind): part
             for part in (
                 *_attention_parts(model, architecture, work, bytes_per_number),
-                *_feed_forward_parts(model, architecture, work, bytes_per_number),
+                *_feed_forward_parts(model, architecture, work, bytes_per_number, whole),
                 *_patch_parts(model, work, bytes_per_number),
             )
         }
@@ -139,7 +149,9 @@ class CostModel:
         layers = _layers_of_parameters(model)
         for name, count in _parameters(model):
             self.header_bytes += len(name) + _HEADER_ENTRY
-            self._add(layers.get(name), _weights(count, bytes_per_number))
+            is_whole = not set(whole).isdisjoint(name.split("."))
+            size = _BYTES_WHOLE if is_whole else bytes_per_number
+            self._add(layers.get(name), _weights(count, size))
         for part in self._parts.values():
             self._add(self.layer_of(part.name), replace(part.cost, parameters=0, bytes=0))
         self.original = sum(self._layers.values(), start=Costs())
@@ -433,14 +445,21 @@ def _latent_costs(
 
 
 def _feed_forward_parts(
-    model: nn.Module, architecture: Architecture, work: Pass, bytes_per_number: int
+    model: nn.Module,
+    architecture: Architecture,
+    work: Pass,
+    bytes_per_number: int,
+    whole: Collection[str],
 ) -> Iterator[_Part]:
     for block in architecture.feed_forward:
         linears = {role: _linear(model, name) for role, name in block.projections.items()}
         units = linears["wo"].in_features
-        weights = sum(_outer_width(linear, units) for linear in linears.values())
+        cost = Costs()
         tokens = _decoded(work) if block.stack == "decoder" else _encoded(work)
-        cost = _weights(weights, bytes_per_number) + Costs(macs=tokens * weights)
+        for role, linear in linears.items():
+            weights = _outer_width(linear, units)
+            size = _BYTES_WHOLE if role in whole else bytes_per_number
+            cost += _weights(weights, size) + Costs(macs=tokens * weights)
         yield _Part(block.name, "hidden", units, 1, cost)
 
 

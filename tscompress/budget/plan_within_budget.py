@@ -34,7 +34,7 @@ from tscompress.budget.window_loss import (
     with_drivers,
 )
 from tscompress.checkpoints.given import AnyModel, in_float32, loaded_of
-from tscompress.checkpoints.load import LoadedModel
+from tscompress.checkpoints.load import LoadedModel, kept_whole
 from tscompress.compression.apply import config_of_layers, fold_planned_, second_fold
 from tscompress.compression.calibration import (
     CalibrationConfig,
@@ -89,12 +89,15 @@ def plan_within_budget(
     workload = workload_for(loaded, workload or Workload())
     fitted, held_out = split_windows(batches)
     held_out = with_drivers(loaded, held_out)
-    itemsize = loaded.stored_dtype.itemsize
-    original = CostModel(loaded.family, loaded.model, workload, bytes_per_number=itemsize)
+    stored: dict[str, Any] = {
+        "bytes_per_number": loaded.stored_dtype.itemsize,
+        "whole": kept_whole(loaded.model, loaded.stored_dtype),
+    }
+    original = CostModel(loaded.family, loaded.model, workload, **stored)
 
     def narrower(width: int) -> CostModel:
         model = _of_width(loaded, width).model
-        return CostModel(loaded.family, model, workload, bytes_per_number=itemsize)
+        return CostModel(loaded.family, model, workload, **stored)
 
     costs = original if width is None else narrower(width)
     trials = _Trials(loaded, schedule, fold, fitted, held_out, workload, on_progress)

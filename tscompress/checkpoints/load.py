@@ -438,9 +438,13 @@ def cast_parameters_(model: nn.Module, dtype: torch.dtype) -> None:
     So do the layers that transformers leaves in float32 where the others are in float16: ``wo`` of
     a T5.
     """
-    whole: set[str] = set()
-    if dtype == torch.float16:
-        whole = set(getattr(model, "_keep_in_fp32_modules", None) or ())
+    whole = kept_whole(model, dtype)
     for name, parameter in model.named_parameters():
         kept = whole.intersection(name.split("."))
         parameter.data = parameter.data.to(torch.float32 if kept else dtype)
+
+
+def kept_whole(model: nn.Module, dtype: torch.dtype) -> frozenset[str]:
+    """Names of the layers that are stored in float32 where the others are in ``dtype``."""
+    names = getattr(model, "_keep_in_fp32_modules", None) if dtype == torch.float16 else None
+    return frozenset(names or ())

@@ -158,9 +158,10 @@ def compress(
 ) -> None:
     """Compress a model and save a verified checkpoint."""
     from tscompress.plan.plan import Plan
-    from tscompress.workflows.compress import compress_checkpoint, recovery_directory
+    from tscompress.workflows.compress import compress_checkpoint
     from tscompress.workflows.options import SIZE_OPTIONS
     from tscompress.workflows.recipe import load_recipe
+    from tscompress.workflows.unfinished import recovery_directory
 
     sizes = ("method", *SIZE_OPTIONS)
     edited = None if plan is None else Plan.load(plan)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import sys
 import time
@@ -71,7 +72,7 @@ def show(as_json: bool, content: dict[str, Any], *shown: object) -> None:
     Raises as :func:`say`.
     """
     if as_json:
-        say(json.dumps(content, indent=2, allow_nan=False, default=str))
+        say(json.dumps(_finite(content), indent=2, allow_nan=False, default=str))
         return
     console = _Results()
     if not console.is_terminal:
@@ -81,6 +82,15 @@ def show(as_json: bool, content: dict[str, Any], *shown: object) -> None:
             # Text is printed verbatim: no line breaks in paths, no markup in brackets.
             plain = isinstance(item, str)
             console.print(item, markup=not plain, highlight=not plain, soft_wrap=plain)
+
+
+def _finite(content: Any) -> Any:
+    """The same with null for numbers that JSON cannot say: infinite ones, and NaN."""
+    if isinstance(content, Mapping):
+        return {key: _finite(value) for key, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [_finite(value) for value in content]
+    return None if isinstance(content, float) and not math.isfinite(content) else content
 
 
 def say(text: str) -> None:

@@ -118,7 +118,10 @@ def evaluate(
     no_cache: NoCache = False,
     output: Annotated[
         Path | None,
-        typer.Option(help="Directory for CSV and JSON, or FILE.json; for compare.", parser=path),
+        typer.Option(
+            help="Directory for CSV and JSON, or FILE.json, for compare; of fev FILE.csv.",
+            parser=path,
+        ),
     ] = None,
     revision: Revision = None,
     device: Device = "cpu",
@@ -135,7 +138,7 @@ def evaluate(
     from tscompress.evaluation.comparison import check_comparison
     from tscompress.evaluation.gift_eval import GiftEvalResults
     from tscompress.evaluation.score_cache import ScoreCache
-    from tscompress.workflows.compress import claimed_by_main
+    from tscompress.workflows.claims import claimed_by_main
     from tscompress.workflows.evaluate_models import (
         check_evaluation,
         evaluate_models,
@@ -185,10 +188,21 @@ def evaluate(
     if not processes.is_main:
         return
     _say_trouble(cache)
+    if gift_eval or fidelity:
+        _say_first_seed(evaluated.model)
     if output is not None:
         also = None if layout is None else partial(layout.save, result=evaluated.model, dtype=dtype)
         save_evaluation(output, evaluated, margin, also=also, force=force, inputs=inputs)
     show(as_json, _shown(evaluated, margin), *_tables(evaluated, margin))
+
+
+def _say_first_seed(scored: EvaluationResult) -> None:
+    """What is of one seed, where scores are means over several."""
+    if scored.sampling is not None and len(scored.sampling.seeds) > 1:
+        say_note(
+            f"scores are means over {len(scored.sampling.seeds)} seeds; fidelity and "
+            f"all_results.csv are of seed {scored.sampling.seeds[0]} alone."
+        )
 
 
 def _shown(evaluated: EvaluatedModels, margin: float) -> dict[str, Any]:
@@ -277,7 +291,7 @@ def _evaluate_fev(context: typer.Context) -> None:
     """``evaluate`` with a suite of fev's tasks."""
     from tscompress.evaluation.batching import Processes, parse_batch_size
     from tscompress.evaluation.fev_tasks import summaries_table
-    from tscompress.workflows.compress import claimed_by_main
+    from tscompress.workflows.claims import claimed_by_main
     from tscompress.workflows.evaluate_fev import check_summaries, evaluate_fev, save_summaries
 
     given = context.params
@@ -307,10 +321,9 @@ def _evaluate_fev(context: typer.Context) -> None:
     processes.leave()
     if not processes.is_main:
         return
-    table = summaries_table(summaries)
     if output is not None:
         save_summaries(output, summaries, force=force, inputs=inputs)
-    show(given["as_json"], {"summaries": summaries}, table)
+    show(given["as_json"], {"summaries": summaries}, summaries_table(summaries))
 
 
 @with_series_options(hold_out=False)
@@ -359,7 +372,7 @@ def compare(
     from tscompress.evaluation.results import SCORES_FILE
     from tscompress.evaluation.tables import comparison_tables
     from tscompress.io.files import check_output, new_directory, write_text_atomically
-    from tscompress.workflows.compress import claimed_by_main
+    from tscompress.workflows.claims import claimed_by_main
     from tscompress.workflows.evaluate import compare as compare_all
     from tscompress.workflows.evaluate import is_model
 
@@ -393,7 +406,8 @@ def compare(
         tables = comparison.frame(), series_frame(found)
         with new_directory(output, force=force, writes=names, inputs=inputs) as directory:
             for name, frame in zip(names, tables, strict=True):
-                write_text_atomically(directory / name, frame.to_csv(index=False))
+                text = frame.to_csv(index=False, lineterminator="\n")
+                write_text_atomically(directory / name, text)
     show(
         as_json,
         comparison.to_dict(),

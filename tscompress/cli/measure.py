@@ -203,8 +203,10 @@ def probe(
     Chronos-2 also the response to covariates (--tasks response): the change of the forecast for
     one more of a covariate at one step ahead, against that of the best forecast.
     """
+    from tscompress.benchmark.workload import check_sampling
     from tscompress.checkpoints.given import loaded_of
     from tscompress.evaluation.batching import parse_batch_size
+    from tscompress.evaluation.forecasting import draws_samples
     from tscompress.io.files import check_file, write_output
     from tscompress.io.results import results_json
     from tscompress.io.text import numbered
@@ -233,11 +235,14 @@ def probe(
         config.check_reads(one.forecaster)
     labels = [one.name for one in loaded]
     labels[0] = numbered(labels[0], labels[1:])
+    check_sampling([one.forecaster for one in loaded], num_samples)
+    draws = [draws_samples(one.forecaster) for one in loaded]
     results = []
     with progress_bars() as advance:
-        for one, label in zip(loaded, labels, strict=True):
+        for one, label, samples in zip(loaded, labels, draws, strict=True):
             tell = partial(_tell_task, partial(advance, f"probe {label}"))
-            results.append(measure(one, **dict(config), name=label, on_task=tell))
+            asked = {**dict(config), "num_samples": num_samples if samples else None}
+            results.append(measure(one, **asked, halved=any(draws), name=label, on_task=tell))
     if output is not None:
         text = results_json(probe_content(*results))
         write_output(output, text, force=force, inputs=inputs)

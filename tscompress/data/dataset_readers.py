@@ -123,7 +123,8 @@ def _of_regular(
     Of those that are forecast together, all or none.
     """
     chosen = list(series[:max_series])
-    chosen += [one for one in series[len(chosen) :] if one.group and one.group == chosen[-1].group]
+    group = chosen[-1].group  # without an id it has no name, ""
+    chosen += [one for one in series[len(chosen) :] if group is not None and one.group == group]
     horizon, rolls = config.prediction_length, range(config.num_rolls)
     check_known_ahead(chosen, read.known, config.unused_steps, horizon, read.name)
     series_of = [(one, cut) for one in chosen for cut in _windows(one.values, config)]

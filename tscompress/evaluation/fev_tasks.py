@@ -8,7 +8,7 @@ with those of :mod:`tscompress.evaluation.metrics`.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -21,7 +21,7 @@ from rich.table import Table
 from tscompress.data.evaluation_sets import QUANTILE_LEVELS, EvaluationDataset
 from tscompress.errors import DataError, RecipeError, UsageError
 from tscompress.evaluation.batching import DEFAULT_BATCH_SIZE, BatchSize
-from tscompress.evaluation.forecasting import SeasonalNaive, forecast
+from tscompress.evaluation.forecasting import SeasonalNaive, check_sampling, forecast
 from tscompress.evaluation.joint import check_settings
 from tscompress.evaluation.results import SEASONAL_NAIVE, Settings
 from tscompress.families.chronos2_tasks import cross_learning_option
@@ -193,6 +193,7 @@ def predict_task(
     _check_levels(model, task.quantile_levels, settings)
     if not isinstance(model, str):
         check_settings(model, settings, batch_size)
+        check_sampling(model, batch_size, num_samples)
     # If series attend to each other, the targets of a task are forecast together.
     if not isinstance(model, str) and _forecasts_together(model, settings):
         size = DEFAULT_BATCH_SIZE if batch_size == "auto" else batch_size
@@ -294,7 +295,8 @@ def _forecasts(
             model, contexts, task.horizon, seed, batch_size, num_samples=num_samples, stream=stream
         )
     metric = task.eval_metric
-    of_mean = (metric["name"] if isinstance(metric, dict) else metric) in _METRICS_OF_MEANS
+    name = metric["name"] if isinstance(metric, dict) else metric
+    of_mean = str(name).upper() in _METRICS_OF_MEANS  # fev takes any case
     return [_row(one, task.quantile_levels, of_mean) for one in found]
 
 
@@ -337,26 +339,24 @@ def summaries_csv(summaries: Sequence[Summary]) -> str:
 def summaries_table(summaries: Sequence[Summary]) -> Table:
     """Errors of each task, a column per model, and fev's skill scores.
 
-    Raises
-    ------
-    DataError
-        fev cannot make a leaderboard of the summaries.
+    Where fev makes no leaderboard of them, as where the baseline is never wrong, the caption says
+    so in place of the skill scores.
     """
     models = list(dict.fromkeys(str(summary["model_name"]) for summary in summaries))
-    table = Table(
-        title="by fev's metrics",
-        caption=f"skill score: 1 - geometric mean of errors relative to {BASELINE}",
-        show_footer=True,
-        box=box.SIMPLE_HEAD,
-    )
+    caption = f"skill score: 1 - geometric mean of errors relative to {BASELINE}"
+    skill: Mapping[str, float] = {}
     try:
-        skill = _fev().leaderboard(list(summaries), baseline_model=BASELINE)["skill_score"]
+        skill = dict(_fev().leaderboard(list(summaries), baseline_model=BASELINE)["skill_score"])
     except (ValueError, AssertionError) as error:
-        raise DataError(f"fev makes no leaderboard of these: {single_line(error)}.") from error
+        caption = f"no skill scores: fev makes no leaderboard of these ({single_line(error)})"
+    table = Table(
+        title="by fev's metrics", caption=caption, show_footer=bool(skill), box=box.SIMPLE_HEAD
+    )
     table.add_column("task", footer="skill score", no_wrap=True)
     table.add_column("metric")
     for model in models:
-        table.add_column(model, justify="right", footer=f"{skill[model]:.3f}")
+        footer = f"{skill[model]:.3f}" if skill else ""
+        table.add_column(model, justify="right", footer=footer)
     rows: dict[int, list[str]] = {}
     for model in models:
         own = (summary for summary in summaries if summary["model_name"] == model)

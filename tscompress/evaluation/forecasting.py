@@ -179,12 +179,21 @@ def check_sampling(
     Raises
     ------
     UsageError
-        ``batch_size`` or ``num_samples`` is out of range, or the model draws no samples.
+        ``batch_size`` or ``num_samples`` is out of range, the model draws no samples, or it does
+        not forecast the quantiles that scores are of.
     """
     check_batch_size(batch_size)
+    draws = draws_samples(pipeline)
+    known = [] if draws else [float(level) for level in pipeline.quantiles]
+    if not draws and not all(np.isclose(level, known).any() for level in QUANTILE_LEVELS):
+        # Stock pipelines of Bolt would give others under these names, without a word.
+        raise UsageError(
+            f"the model forecasts the quantiles {', '.join(f'{level:g}' for level in known)}; "
+            f"scores are of {QUANTILE_LEVELS[0]:g}, 0.2, ..., {QUANTILE_LEVELS[-1]:g}."
+        )
     if num_samples is None:
         return
-    if not draws_samples(pipeline):
+    if not draws:
         raise UsageError(
             f"{type(pipeline).__name__} forecasts quantiles, not samples; leave num_samples out."
         )

@@ -62,8 +62,8 @@ class ChronosT5(ForecastFamily):
         real_weight=1.8,  # half of all weights
         learning_rates={"adamw": 3e-4, "muon": 6e-4},
         learning_rate_when_small=1e-3,
-        learning_rate_by_distance=1e-2,
-        recovery_scheme=2,
+        learning_rate_by_distance=4e-3,
+        recovery_scheme=3,
     )
 
     def recognises(self, config: Mapping[str, Any]) -> bool:

@@ -208,14 +208,14 @@ def exported_pipeline(forecaster: Forecaster) -> Any:
 
 
 def _tasks(inputs: Tensor | Sequence[Any], steps: int) -> list[Task]:
-    """Tasks; targets without covariates are not checked, as in the stock pipeline."""
+    """Tasks; targets may have no values, as in the stock pipeline."""
     if isinstance(inputs[0], Mapping):
         if "context" in inputs[0]:  # as chronos-forecasting prepares data frames
             return [
                 Task(one["context"].numpy(), one["future_covariates"].numpy(), one["n_targets"])
                 for one in inputs
             ]
-        return tasks_of(list(inputs), steps)
+        return tasks_of(list(inputs), steps, observed=False)
     rows = [stacked([np.asarray(one, np.float32)]) for one in inputs]
     return [Task(one, np.full((len(one), steps), np.nan, np.float32), len(one)) for one in rows]
 

@@ -74,8 +74,11 @@ def remove(path: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Flush a file or a directory to disk."""
-    descriptor = os.open(path, os.O_RDONLY)
+    """Flush a file or a directory to disk; Windows flushes only files, open for writing."""
+    windows = os.name == "nt"
+    if windows and path.is_dir():
+        return
+    descriptor = os.open(path, os.O_RDWR if windows else os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

@@ -74,7 +74,8 @@ class ProbeConfig(BaseModel):
         """
         battery = self.tasks is None and self.tasks_file is None
         readable = _readable(self.chosen(), pipeline, battery=battery)
-        _check_drawn(_sized(readable, pipeline, self.num_series), self.seed)
+        halved = adapter_of_pipeline(pipeline).draws_samples
+        _check_drawn(_sized(readable, self.num_series, halved=halved), self.seed)
         unread = [task.name for task in self.chosen() if task.covariates]
         if univariate and unread and not battery:
             raise UsageError(
@@ -92,6 +93,7 @@ def probe(
     num_samples: int | None = None,
     batch_size: BatchSize = DEFAULT_BATCH_SIZE,
     seed: int = 0,
+    halved: bool | None = None,
     name: str | None = None,
     revision: str | None = None,
     device: str | None = None,
@@ -119,6 +121,9 @@ def probe(
         gets half of that in the tasks of the battery.
     num_samples, batch_size
         See :func:`tscompress.evaluation.forecasting.forecast`.
+    halved
+        Whether tasks of the battery have half of their series, without ``num_series``; None: those
+        of a Chronos-T5. A model that is compared with one needs it, too.
     seed
         Of the series and of the sample paths of Chronos-T5.
     name
@@ -153,7 +158,9 @@ def probe(
     pipeline, name = loaded.forecaster, loaded.name
     readable = _readable(chosen, pipeline, battery=tasks is None and tasks_file is None)
     skipped = tuple(task.name for task in chosen if task not in readable)
-    readable = _sized(readable, pipeline, num_series)
+    if halved is None:
+        halved = adapter_of_pipeline(pipeline).draws_samples
+    readable = _sized(readable, num_series, halved=halved)
     _check_drawn(readable, seed)
     forecaster = Forecaster(pipeline, name, seed, batch_size, num_samples)
     scores = []
@@ -221,10 +228,10 @@ def _readable(
 
 
 def _sized(
-    tasks: Sequence[AnyTask], pipeline: BaseChronosPipeline, num_series: int | None
+    tasks: Sequence[AnyTask], num_series: int | None, *, halved: bool
 ) -> tuple[AnyTask, ...]:
     """The tasks with the number of series that a model is probed on unless it was given."""
-    if num_series is None and adapter_of_pipeline(pipeline).draws_samples:
+    if num_series is None and halved:
         return tuple(map(_halved, tasks))
     return tuple(tasks)
 

@@ -89,6 +89,11 @@ class ProbeTask(BaseModel):
             )
         if isinstance(self.process, Driven):
             self.process.check_fits(self.context_length, self.horizon)
+        if self.missing and isinstance(self.process, Autoregressive):
+            raise ValueError(
+                "the best forecast of an autoregressive process needs its last value; leave "
+                "missing out"
+            )
         return self
 
     @property

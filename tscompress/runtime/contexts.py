@@ -56,7 +56,7 @@ def univariate(contexts: Any) -> list[FloatArray]:
     return [_series(values, f"series {at}", ndim=1) for at, values in enumerate(listed)]
 
 
-def tasks_of(contexts: Any, horizon: int) -> list[Task]:
+def tasks_of(contexts: Any, horizon: int, *, observed: bool = True) -> list[Task]:
     """Tasks, of a 3-D array, or of a sequence of 1-D or 2-D arrays or mappings.
 
     Parameters
@@ -65,6 +65,8 @@ def tasks_of(contexts: Any, horizon: int) -> list[Task]:
         Of a 3-D array ``[N, R, T]`` and a 2-D one ``[R, T]`` all rows are targets. A mapping has
         ``target`` ``[T]`` or ``[R, T]``, and may have ``past_covariates``, name to ``[T]``, and
         ``future_covariates``, name to ``[horizon]``, of which every name is a past one, too.
+    observed
+        Whether a target without any value is refused.
 
     Raises
     ------
@@ -76,7 +78,10 @@ def tasks_of(contexts: Any, horizon: int) -> list[Task]:
             f"contexts is an array of {contexts.ndim} dimensions; give [series, variates, steps], "
             "or a list of series."
         )
-    return [_task(item, f"series {at}", horizon) for at, item in enumerate(_listed(contexts))]
+    return [
+        _task(item, f"series {at}", horizon, observed=observed)
+        for at, item in enumerate(_listed(contexts))
+    ]
 
 
 def stacked(rows: Sequence[FloatArray]) -> FloatArray:
@@ -103,9 +108,9 @@ def _listed(contexts: Any) -> list[Any]:
     return list(contexts)
 
 
-def _task(item: Any, name: str, horizon: int) -> Task:
+def _task(item: Any, name: str, horizon: int, *, observed: bool = True) -> Task:
     if not isinstance(item, Mapping):
-        context = np.atleast_2d(_series(item, name, ndim=2))
+        context = np.atleast_2d(_series(item, name, ndim=2, observed=observed))
         nothing = np.full((len(context), horizon), np.nan, np.float32)
         return Task(context, nothing, len(context))
     unknown = sorted(set(map(str, item)) - set(_KEYS))
@@ -114,7 +119,7 @@ def _task(item: Any, name: str, horizon: int) -> Task:
             f"{name} has the keys {', '.join(map(str, item))}; target is needed, and "
             f"{' and '.join(_KEYS[1:])} are allowed."
         )
-    target = np.atleast_2d(_series(item["target"], name, ndim=2))
+    target = np.atleast_2d(_series(item["target"], name, ndim=2, observed=observed))
     past, ahead = (_covariates(item, key, name) for key in _KEYS[1:])
     if extra := ahead.keys() - past.keys():
         raise UsageError(
@@ -154,8 +159,8 @@ def _covariate(values: Any, name: str, steps: int) -> FloatArray:
     return found
 
 
-def _series(values: Any, name: str, ndim: int) -> FloatArray:
-    """Numbers of one or at most ``ndim`` dimensions, with an observed value in each row."""
+def _series(values: Any, name: str, ndim: int, *, observed: bool = True) -> FloatArray:
+    """Numbers of one or at most ``ndim`` dimensions, ``observed`` with a value in each row."""
     found = _numbers(values, name)
     if not found.ndim:
         raise DataError(
@@ -163,8 +168,8 @@ def _series(values: Any, name: str, ndim: int) -> FloatArray:
         )
     if found.ndim > ndim:
         raise DataError(f"{name} has {found.ndim} dimensions; at most {ndim} are forecast.")
-    observed = np.isfinite(np.atleast_2d(found)).any(axis=-1)
-    if not found.size or not observed.all():
+    known = np.isfinite(np.atleast_2d(found)).any(axis=-1)
+    if not found.size or (observed and not known.all()):
         state = "has only missing values" if found.size else "is empty"
         raise DataError(f"{name} {state}; leave it out, or give at least one value.")
     return found

@@ -51,6 +51,7 @@ def grow_(model: PreTrainedModel, small: PreTrainedModel) -> None:
         A part of ``small`` does not fit into ``model``.
     """
     _check_fit(model, small)
+    _check_layers(model, small)
     widths = small.config.d_model, model.config.d_model
     given = dict(small.named_parameters())
     with torch.no_grad():
@@ -86,6 +87,16 @@ def _undo_output_scale_(model: Any, ratio: float) -> None:
         config, "scale_decoder_outputs", config.tie_word_embeddings
     ):
         model.decoder.final_layer_norm.weight.mul_(ratio**0.5)
+
+
+def _check_layers(model: PreTrainedModel, small: PreTrainedModel) -> None:
+    """Refuse weights that the wanted model has no place for, such as a head of its own."""
+    ours, theirs = (dict(one.named_parameters()) for one in (model, small))
+    if unknown := sorted(theirs.keys() - ours.keys()):
+        raise RecipeError(
+            f"start_from: it has {unknown[0]}, which the recipe's model has not; start from a "
+            "model as it was trained, not from one with a narrower stream or with factors."
+        )
 
 
 def _check_fit(model: PreTrainedModel, small: PreTrainedModel) -> None:

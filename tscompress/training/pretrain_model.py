@@ -57,6 +57,11 @@ def start_(model: PreTrainedModel, recipe: PretrainRecipe) -> None:
                 f"start_from: {recipe.start_from!r} is a {small.family} model; the recipe's family "
                 f"is {recipe.family}."
             )
+        if small.plan is not None and small.plan.uniform_sizes is None:
+            raise RecipeError(
+                f"start_from: {recipe.start_from!r} has layers of different sizes; start from a "
+                "model whose layers are alike."
+            )
         grow_(model, small.model)
 
 

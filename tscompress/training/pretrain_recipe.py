@@ -145,7 +145,7 @@ class PretrainRecipe(BaseModel):
     precision: Precision | None = Field(
         default=None, description="null: bf16 where the hardware multiplies in it"
     )
-    seed: int = 0
+    seed: int = Field(default=0, ge=0, lt=2**63)
     checkpoint_minutes: float = Field(default=5.0, gt=0)
     watch_ranks: bool = Field(
         default=False, description="write ranks of the attention matrices into ranks.jsonl"

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
@@ -26,12 +25,11 @@ from tscompress.data.batch import ForecastBatch
 from tscompress.data.leakage import guarded
 from tscompress.data.reading.summary import SeriesSummary
 from tscompress.data.series import DEFAULT_FORMAT, Given, read_again, read_series
-from tscompress.errors import DataError, OutputExistsError, PlanError, UsageError
-from tscompress.evaluation.batching import Processes
+from tscompress.errors import DataError, PlanError, UsageError
 from tscompress.families.registry import wrap_pipeline
 from tscompress.io.files import check_output
 from tscompress.io.freed_memory import return_memory
-from tscompress.io.making_way import claimed, undo_killed
+from tscompress.io.making_way import undo_killed
 from tscompress.io.text import counted
 from tscompress.plan.plan import Plan
 from tscompress.plan.schedules import (
@@ -42,15 +40,8 @@ from tscompress.plan.schedules import (
     RankSchedule,
 )
 from tscompress.progress import OnProgress, silent
-from tscompress.training.recovery import recover_
-from tscompress.training.recovery_config import RecoveryConfig
-from tscompress.training.recovery_files import RECOVERY_FILES
-from tscompress.training.recovery_state import (
-    CHECKPOINT,
-    RecoveryResult,
-    can_resume,
-    differences_from,
-)
+from tscompress.training.recovery_state import differences_from
+from tscompress.workflows.claims import claimed_by_main
 from tscompress.workflows.fitted_to import (
     calibration_sources,
     given_source,
@@ -70,6 +61,14 @@ from tscompress.workflows.recipe import (
     summary_of,
 )
 from tscompress.workflows.save import GIVEN_SERIES, CompressedModel, check_smaller, save
+from tscompress.workflows.seen_steps import sources_of
+from tscompress.workflows.unfinished import (
+    check_recovery_directory,
+    check_unfinished,
+    finish_recovery,
+    recover_resumed_,
+    recovery_directory,
+)
 
 
 @dataclass(frozen=True)
@@ -151,6 +150,8 @@ def compress_checkpoint(
     on_memory(compression_memory_bytes(found, recipe))
     loaded = loading.load(found, device=device, dtype=torch.float32)
     recipe = recipe.model_copy(update={"model": loaded.source, "revision": loaded.revision})
+    if plan is None and not dry_run:
+        check_sizes(loaded, recipe)
     if dry_run and plan is None:
         return Compression(plan_loaded(loaded, recipe, series=given, on_progress=on_progress))
     with (
@@ -203,6 +204,7 @@ def _compress_loaded_(
     on_progress: OnProgress,
 ) -> CompressedModel:
     _check_original(loaded)
+    earlier = sources_of(loaded)  # a folded checkpoint may be folded again
     if recipe.recover is not None:
         recipe.recover.resolved(loaded)  # refuses what there is nothing to learn from
     series = read_again(series)
@@ -211,7 +213,7 @@ def _compress_loaded_(
     beside = unless_named(recipe.recover, recipe.series, series)
     if recipe.recover is not None and directory is not None and not force:
         early = differences_from(directory, recipe.recover, loaded, series=beside)
-        _check_unfinished(directory, early)
+        check_unfinished(directory, early)
     return_memory()  # of the stored weights, which were converted to float32
     method = method_of(recipe, plan)
     fits = calibrates(recipe, plan)
@@ -236,7 +238,8 @@ def _compress_loaded_(
     loaded.plan = _calibrated_on(loaded.plan, summary)
     recovery, config = None, recipe.recover
     if config is not None:
-        recovery = _recover_(loaded, original, config, beside, directory, force, on_progress)
+        check_smaller(loaded.plan)
+        recovery = recover_resumed_(loaded, original, config, beside, directory, force, on_progress)
         recovery = replayable(recovery, recipe.series, series)
     cast_parameters_(loaded.model, loaded.stored_dtype)
     if loaded.plan.uniform_sizes is None:
@@ -251,43 +254,8 @@ def _compress_loaded_(
         recipe=recipe if plan is None else None,
         calibration=record,
         recovery=recovery,
-        fitted_to=(*fitted, *trained),
+        fitted_to=(*earlier, *fitted, *trained),
     )
-
-
-def _recover_(
-    loaded: LoadedModel,
-    original: LoadedModel,
-    config: RecoveryConfig,
-    series: Given,
-    directory: Path | None,
-    force: bool,
-    on_progress: OnProgress,
-) -> RecoveryResult:
-    """Distil from the original; a stopped run of the same resumes.
-
-    Raises
-    ------
-    OutputExistsError
-        ``directory`` holds a stopped run of another, and ``force`` is false.
-    KeyboardInterrupt
-        It was stopped.
-    """
-    stopped = directory is not None and can_resume(loaded, original, config, directory, series)
-    if directory is not None and not force:
-        _check_unfinished(directory, differences_from(directory, config, original, loaded, series))
-    result = recover_(
-        loaded,
-        original,
-        config,
-        series=series,
-        directory=directory,
-        resume=stopped,
-        report=lambda line: on_progress("recover", round(1000 * line.share), 1000),
-    )
-    if not result.finished:
-        raise KeyboardInterrupt
-    return result
 
 
 def _calibration_record(
@@ -305,20 +273,6 @@ def _calibration_record(
     record["series"] = sum(len(batch.context) for batch in batches)
     record["seasonal_share"] = seasonal_share(batches)
     return record
-
-
-def _check_unfinished(directory: Path, differs: str | None) -> None:
-    """Refuse to replace a recovery that was stopped and is not the one that is asked for.
-
-    Raises
-    ------
-    OutputExistsError
-    """
-    if differs is not None:
-        raise OutputExistsError(
-            f"{str(directory)!r} holds a recovery that did not finish, with {differs}; resume it "
-            "as it was begun, or start afresh with --force (force=True)."
-        )
 
 
 def plan_loaded(
@@ -473,11 +427,6 @@ def _fold_(
     fold_planned_(loaded, plan, batches, recipe.fold, partial(on_progress, "fold"))
 
 
-def recovery_directory(output: Path) -> Path:
-    """Where the recovery of a checkpoint at ``output`` is resumed from."""
-    return output.parent / f"{output.name}.recovery"
-
-
 def check_sizes(loaded: LoadedModel, recipe: Recipe) -> None:
     """Refuse a model that is compressed already, or has not the sizes that a recipe names.
 
@@ -505,46 +454,3 @@ def check_sizes(loaded: LoadedModel, recipe: Recipe) -> None:
         plan = named_fold_plan(loaded, recipe)
     if recipe.layers is None:
         check_smaller(plan)
-
-
-def check_recovery_directory(work: Path, inputs: Iterable[str | Path | None]) -> None:
-    """Refuse a directory where a recovery would replace other files, or another process trains.
-
-    Raises
-    ------
-    OutputExistsError, OutputError
-        As :func:`tscompress.io.files.check_output`, and as :func:`claimed_by_main`.
-    """
-    undo_killed([work])
-    check_output(work, force=True, inputs=inputs, writes=RECOVERY_FILES, in_place=True)
-
-
-@contextmanager
-def claimed_by_main(path: Path | None) -> Iterator[None]:
-    """Keep other processes from an output or the directory of a recovery while the block runs.
-
-    None: from none. Of the processes of one recovery or evaluation, the first claims it.
-
-    Raises
-    ------
-    OutputExistsError
-        Another process writes there.
-    OutputError
-        Nothing can be written beside it.
-    """
-    if path is None or not Processes().is_main:
-        yield
-        return
-    with claimed([path]):
-        yield
-
-
-def finish_recovery(compressed: CompressedModel, work: Path) -> None:
-    """Remove the state of a recovery in ``work``, whose result is saved."""
-    if compressed.recovery is None:
-        return
-    for name in RECOVERY_FILES:
-        (work / name).unlink(missing_ok=True)
-    for directory in (work / CHECKPOINT, work):
-        with suppress(OSError):  # it is not there, or holds something else
-            directory.rmdir()

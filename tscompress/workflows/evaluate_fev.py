@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tscompress.data.evaluation_sets import EvaluationDataset
+from tscompress.errors import UsageError
 from tscompress.evaluation import fev_tasks
 from tscompress.evaluation.results import SEASONAL_NAIVE, Settings
 from tscompress.families.groups import kind_of, reads_covariates
@@ -100,7 +101,15 @@ def evaluate_fev(
 def check_summaries(
     output: Path, *, force: bool = False, inputs: Sequence[str | Path | None] = ()
 ) -> None:
-    """Refuse, before any work, an output that :func:`save_summaries` would refuse."""
+    """Refuse, before any work, an output that :func:`save_summaries` would refuse.
+
+    Raises
+    ------
+    UsageError
+        A name of another kind of file.
+    """
+    if output.suffix == ".json" and not output.is_dir():
+        raise UsageError(f"{str(output)!r} is no table: fev's summaries are written to FILE.csv.")
     if _is_file(output):
         check_file(output, force=force, inputs=inputs)
     else:

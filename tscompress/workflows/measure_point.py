@@ -13,18 +13,23 @@ from pydantic import BaseModel, ConfigDict
 
 from tscompress.benchmark.process_memory import process_memory
 from tscompress.benchmark.sizes import bytes_on_disk
+from tscompress.checkpoints.digests import model_digest
 from tscompress.checkpoints.load import LoadedModel, load
 from tscompress.checkpoints.locate import model_name
 from tscompress.checkpoints.names import CONFIG_FILE, PLAN_FILE
+from tscompress.errors import DataError
 from tscompress.evaluation.results import EvaluationResult
 from tscompress.evaluation.score_cache import ScoreCache
 from tscompress.io.files import write_text_atomically
 from tscompress.workflows.compress import compress_loaded_
 from tscompress.workflows.evaluate_models import score
+from tscompress.workflows.recipe import Recipe
 from tscompress.workflows.save import save
-from tscompress.workflows.sweep_points import Point, digest_of, identity_of
+from tscompress.workflows.sweep_points import Point, digest_of, identity_of, suite_content
 
 POINTS_DIRECTORY, POINT_FILE = "points", "point.json"
+#: Keys of a plan that say how sizes were chosen.
+_NOT_OF_A_SHAPE = {"schedule", "calibrated_on"}
 ORIGINAL = "original"
 
 
@@ -75,16 +80,27 @@ def measure_point(point: Point, identity: str, output: Path, device: str) -> Mea
     try:
         started = time.perf_counter()
         loaded = load(recipe.model, revision=recipe.revision, device=device, dtype=torch.float32)
+        model_hash = model_digest(loaded.forecaster)
         compressed = compress_loaded_(loaded, recipe)
         seconds = time.perf_counter() - started
         save(compressed, directory / name, force=True)
         again = load(directory / name, device=device, dtype=torch.float32)
         measured = _measured(again, point, identity, name, seconds)
+        if point.identity(model_hash, _content_of(recipe)) != identity:
+            raise DataError(
+                "the model, its series or what is scored changed while the sweep ran; run it again."
+            )
         _write(measured, directory)
     except BaseException:
         shutil.rmtree(directory, ignore_errors=True)
         raise
     return measured
+
+
+def _content_of(recipe: Recipe) -> dict[str, str]:
+    """The present content of what a point is scored on."""
+    assert recipe.scored_on is not None
+    return suite_content(recipe.scored_on)
 
 
 def _measured(
@@ -145,6 +161,8 @@ def measure_original(
     found = finished(output, identity)
     if found is None:
         found = _measured(original, Point(recipe, ORIGINAL), identity, None, 0.0)
+        if _content_of(recipe) != scored_on:
+            raise DataError("what is scored changed while points were scored; run the sweep again.")
         _write(found, output / POINTS_DIRECTORY / identity)
     return found
 
@@ -158,5 +176,5 @@ def checkpoint_of(output: Path, point: Measured) -> Path:
 def shape_name(output: Path, point: Measured) -> str:
     """A name of the checkpoint's shape: the same for checkpoints that differ only in weights."""
     directory = checkpoint_of(output, point)
-    content = [json.loads((directory / name).read_text()) for name in (CONFIG_FILE, PLAN_FILE)]
-    return digest_of(content)
+    config, plan = (json.loads((directory / one).read_text()) for one in (CONFIG_FILE, PLAN_FILE))
+    return digest_of([config, {key: plan[key] for key in plan.keys() - _NOT_OF_A_SHAPE}])

@@ -466,7 +466,9 @@ def labels_of(recipe: Recipe, *, given: bool = False) -> list[Fingerprints]:
     ``given``: it learns from series besides its own.
     """
     config, trained = recipe.scored_on, recipe.recover.series if recipe.recover else ()
-    if config is None or config.suite in (OFFLINE_SUITE, FREQUENCIES_SUITE, COVARIATES_SUITE):
+    if config is None:
+        return []
+    if config.root is None and config.suite in (OFFLINE_SUITE, FREQUENCIES_SUITE, COVARIATES_SUITE):
         return []
     from_files = given or trained or recipe.calibration.source not in OWN_SOURCES
     if not from_files and not Path(config.suite).suffix:

@@ -21,12 +21,7 @@ from tscompress.training.recovery import recover_
 from tscompress.training.recovery_config import RecoveryConfig
 from tscompress.training.recovery_memory import memory_bytes
 from tscompress.training.recovery_state import OnRecovery, RecoveryResult, has_checkpoint
-from tscompress.workflows.compress import (
-    check_recovery_directory,
-    claimed_by_main,
-    finish_recovery,
-    recovery_directory,
-)
+from tscompress.workflows.claims import claimed_by_main
 from tscompress.workflows.fitted_to import (
     recorded_again,
     recorded_of,
@@ -35,6 +30,11 @@ from tscompress.workflows.fitted_to import (
 )
 from tscompress.workflows.recipe import series_files
 from tscompress.workflows.save import CompressedModel, as_compressed, save
+from tscompress.workflows.unfinished import (
+    check_recovery_directory,
+    finish_recovery,
+    recovery_directory,
+)
 
 
 def recover_loaded_(

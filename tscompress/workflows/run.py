@@ -35,12 +35,8 @@ from tscompress.profiling.measure import profile
 from tscompress.profiling.rank_profile import RankProfile
 from tscompress.progress import OnProgress, silent
 from tscompress.runtime.record import is_exported
-from tscompress.workflows.compress import (
-    check_recovery_directory,
-    claimed_by_main,
-    compress_loaded_,
-    finish_recovery,
-)
+from tscompress.workflows.claims import claimed_by_main
+from tscompress.workflows.compress import compress_loaded_
 from tscompress.workflows.early_checks import check_stages, other_summaries
 from tscompress.workflows.evaluate_models import evaluate_models, score
 from tscompress.workflows.export import ExportResult, export
@@ -53,6 +49,7 @@ from tscompress.workflows.recipe import (
     summary_of,
 )
 from tscompress.workflows.save import save
+from tscompress.workflows.unfinished import check_recovery_directory, finish_recovery
 
 #: Directory of the state of an unfinished recovery.
 WORK = "recovery"

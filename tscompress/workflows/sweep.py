@@ -35,7 +35,6 @@ from tscompress.checkpoints.integrity import read_config
 from tscompress.checkpoints.load import LoadedModel, load
 from tscompress.data.reading.summary import SeriesSummary
 from tscompress.errors import (
-    DataError,
     OutputExistsError,
     PlanError,
     TscompressError,
@@ -130,13 +129,11 @@ def sweep(
     inputs = *inputs, recipe.model, recipe.evaluation.suite, recipe.evaluation.root
     _check_output(output, recipe, force=force, inputs=inputs)
     original = _checked(recipe, points, device, on_series)
-    evaluation = with_columns(recipe.evaluation, recipe.series)
-    scored_on = suite_content(evaluation)
+    scored_on = suite_content(with_columns(recipe.evaluation, recipe.series))
     model_hash = model_digest(original.forecaster)
     named = {point.identity(model_hash, scored_on): point for point in points}
     # A second sweep would remove points that it began and this one has finished.
     with claimed([output / RECIPE_FILE]):
-        complete = all(finished(output, identity) is not None for identity in named)
         write_text_atomically(output / RECIPE_FILE, _recipe_text(recipe))
         failures = _measure_missing(named, output, processes, device, on_point, on_progress)
         done = [found for identity in named if (found := finished(output, identity)) is not None]
@@ -146,17 +143,12 @@ def sweep(
                 f"none of {len(points)} points could be measured; {label}: {reason}"
             )
         dense = measure_original(original, points[0], model_hash, scored_on, output)
-        if not complete and suite_content(evaluation) != scored_on:
-            raise DataError(
-                f"the data of suite {recipe.evaluation.suite!r} changed while points were scored; "
-                "run the sweep again."
-            )
         timed = None
         if recipe.bench is not None:
             timed = _latencies(original, model_hash, done, output, recipe.bench, on_progress)
         frame = results_frame(dense, done, timed, output)
         gone = _drop_weights(recipe, frame, done, output)
-        write_text_atomically(output / TABLE_FILE, frame.to_csv(index=False))
+        write_text_atomically(output / TABLE_FILE, frame.to_csv(index=False, lineterminator="\n"))
         save_figure(sweep_figure(frame, original.name), output / FIGURE_FILE)
     return SweepResult(recipe, output, frame, failures, timed, gone)
 

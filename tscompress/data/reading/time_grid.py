@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -142,11 +142,19 @@ class Step:
             return [(first + self.count * step).strftime(form) for step in steps]
         if self.unit == "business days":
             day = np.datetime64(begin, "D")
-            return [str(np.busday_offset(day, step)) for step in steps]
+            return [str(np.busday_offset(day, step, roll="forward")) for step in steps]
         whole = self.count % _DAY == 0 and begin == begin.normalize()
         unit = "D" if whole else "m" if self.count % (60 * 10**9) == 0 else "s"
         at = np.datetime64(begin, "ns") + np.array(steps) * np.timedelta64(self.count, "ns")
         return [str(time).replace("T", " ") for time in at.astype(f"datetime64[{unit}]")]
+
+    def period(self, begin: Any, steps: int) -> pd.Period:
+        """The period this many steps after that of ``begin``."""
+        start = pd.Period(begin, freq=self.frequency)
+        if self.unit != "business days":
+            return start + steps
+        day = np.busday_offset(np.datetime64(start.start_time, "D"), steps, roll="forward")
+        return pd.Period(str(day), freq=self.frequency)
 
     @property
     def frequency(self) -> str:
@@ -294,7 +302,7 @@ def _without_times(one: Observed, given: Step | None) -> RegularSeries:
             step = None
     start = None
     if step is not None and one.start is not None:
-        start = pd.Period(one.start, freq=step.frequency) + first
+        start = step.period(one.start, first)
     cut = slice(first, last + 1)
     beside = {name: column[cut] for name, column in one.covariates.items()}
     return RegularSeries(
@@ -324,7 +332,7 @@ def _on_grid(one: Observed, step: Step | None, may_differ: bool) -> RegularSerie
     length = int(positions[-1]) + 1
     first, last = _observed_range(_placed(_observed(one), positions, length))
     cut = slice(first, last + 1)
-    start = pd.Period(pd.Timestamp(one.times[0]), freq=step.frequency) + first
+    start = step.period(pd.Timestamp(one.times[0]), first)
     begin, end = (
         pd.Timestamp(one.times[np.searchsorted(positions, max(place, 0))])
         for place in (first, last)
