@@ -29,7 +29,7 @@ from tscompress.budget.sensitivity import Sensitivity
 from tscompress.checkpoints import given
 from tscompress.checkpoints.load import load
 from tscompress.cli import app as cli
-from tscompress.cli.console import duration, progress_bars, training_progress
+from tscompress.cli.console import duration, progress_bars, show, training_progress
 from tscompress.data.streaming import iterate_series
 from tscompress.errors import DataError, OutputExistsError, PlanError
 from tscompress.families.registry import adapter_of
@@ -1368,3 +1368,8 @@ def test_long_work_tells_the_time_left_without_a_terminal(
     lines = capsys.readouterr().err.splitlines()
     assert [line.split(",")[0] for line in lines] == [f"sensitivity: {n} of 4" for n in (1, 2, 3)]
     assert all(line.endswith("left") for line in lines)
+
+
+def test_numbers_that_json_cannot_say_are_null(capsys: pytest.CaptureFixture[str]) -> None:
+    show(True, {"errors": [1.5, float("inf")], "by": {"task": (float("nan"), 2)}})
+    assert json.loads(capsys.readouterr().out) == {"errors": [1.5, None], "by": {"task": [None, 2]}}

@@ -754,3 +754,16 @@ def test_sizes_that_change_nothing_are_refused_before_any_calibration(
     with pytest.raises(PlanError, match="keeps every layer"):
         compress_checkpoint(chosen)
     assert not (tmp_path / "small").exists()
+
+
+def test_nothing_is_recovered_where_a_schedule_found_nothing_to_cut(
+    checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        pytest.fail("it was recovered")
+
+    monkeypatch.setattr("tscompress.workflows.compress.recover_resumed_", fail)
+    content = {"model": "m", "output": "o", "method": "svd", "schedule": "epsilon=1e-9"}
+    chosen = validate(Recipe, {**content, "recover": {"steps": 2}}, source="test")
+    with pytest.raises(PlanError, match="keeps every layer"):
+        compress_loaded_(load(checkpoints["chronos-bolt"]), chosen)

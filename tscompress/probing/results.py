@@ -410,7 +410,7 @@ def compare_probes(compressed: ProbeResult, original: ProbeResult) -> ProbeCompa
     if _asked(compressed) != _asked(original):
         raise UsageError(
             f"{compressed.model!r} and {original.model!r} were probed with different tasks or "
-            "seeds; probe both with the same."
+            "seeds; probe both with the same, and with halved=True beside a Chronos-T5."
         )
     pairs = list(zip(compressed.tasks, original.tasks, strict=True))
     able = [(ours, theirs) for ours, theirs in pairs if theirs.able]

@@ -150,10 +150,10 @@ def compress_checkpoint(
     on_memory(compression_memory_bytes(found, recipe))
     loaded = loading.load(found, device=device, dtype=torch.float32)
     recipe = recipe.model_copy(update={"model": loaded.source, "revision": loaded.revision})
-    if plan is None and not dry_run:
+    if plan is None:
+        if dry_run:
+            return Compression(plan_loaded(loaded, recipe, series=given, on_progress=on_progress))
         check_sizes(loaded, recipe)
-    if dry_run and plan is None:
-        return Compression(plan_loaded(loaded, recipe, series=given, on_progress=on_progress))
     with (
         claimed_by_main(None if dry_run else output),
         claimed_by_main(work if recipe.recover is not None else None),
