@@ -207,7 +207,10 @@ def sizes_text(plan: Plan) -> str:
         words += [f"queries and keys {_range(qk)}", f"values {_range(vo)}"]
     else:
         words.append(f"d_kv {_range(qk)}")
-    return ", ".join([*words, f"d_ff {units}%"])
+    words.append(f"d_ff {units}%")
+    if plan.embedding is not None:
+        words.append(f"embedding of rank {plan.embedding.rank}")
+    return ", ".join(words)
 
 
 def _range(sizes: Sequence[float]) -> str:

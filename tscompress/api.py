@@ -96,6 +96,7 @@ def compress(
     rank: int | None = None,
     ff_ratio: float | None = None,
     latent: int | None = None,
+    embedding_rank: int | None = None,
     width: int | float | None = None,
     layers: int | tuple[int, int] | None = None,
     schedule: Schedule | PlannedSchedule | tuple[float, float] | str | None = None,
@@ -136,6 +137,10 @@ def compress(
     latent
         With fold, but not with a budget: all cross-attention reads one latent of this size. The
         smallest KV cache; a factored checkpoint.
+    embedding_rank
+        With fold of a Chronos-T5, but not with a budget: token embedding and output head become
+        one table of this rank (Yu et al., 2025, sec. 2: the embedding of quantized values has a
+        low one). A budget by layer chooses it. A factored checkpoint.
     width
         With fold: new residual-stream width, ``d_model``. An integer from 2 counts dimensions; a
         float above 0 and at most 1 is a share of ``d_model``, rounded to the nearest integer (1.0
@@ -186,8 +191,9 @@ def compress(
     check_type("fold", fold, (FoldConfig, type(None)), "a FoldConfig")
     check_type("recover", recover, (RecoveryConfig, type(None)), "a RecoveryConfig")
     options = {
-        "method": method, "rank": rank, "ff_ratio": ff_ratio, "latent": latent, "width": width,
-        "layers": layers, "schedule": schedule, "budget": budget, "exclude": exclude,
+        "method": method, "rank": rank, "ff_ratio": ff_ratio, "latent": latent,
+        "embedding_rank": embedding_rank, "width": width, "layers": layers,
+        "schedule": schedule, "budget": budget, "exclude": exclude,
         "feed_forward": feed_forward,
     }  # fmt: skip
     recipe = recipe_of(

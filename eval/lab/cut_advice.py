@@ -105,6 +105,7 @@ def blocks_of(model: str, windows: int) -> pd.DataFrame:
         head_sizes=[max(1, size // SHARE)],
         hidden_ratios=(),
         width_ratios=(),
+        embedding_ratios=(),
         layers=False,
     )
     encoder = next((i for i in inputs if i.part == "encoder_output"), None)

@@ -20,14 +20,10 @@ from tscompress.benchmark.sizes import count_macs, parameter_count
 from tscompress.benchmark.workload import Workload
 from tscompress.budget import candidate_latency
 from tscompress.budget.candidate_latency import latency_of
-from tscompress.budget.costs import CostModel, Costs, Measure
-from tscompress.budget.search import (
-    Candidate,
-    choose_factored,
-    choose_folded,
-    efficient,
-    folded_candidates,
-)
+from tscompress.budget.candidates import Candidate, efficient, folded_candidates
+from tscompress.budget.costs import CostModel
+from tscompress.budget.part_costs import Costs, Measure
+from tscompress.budget.search import choose_factored, choose_folded
 from tscompress.budget.sensitivity import Part, Sensitivity
 from tscompress.checkpoints.load import load
 from tscompress.compression.fold_plans import fold_plan

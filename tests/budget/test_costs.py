@@ -20,7 +20,8 @@ from tscompress.benchmark.sizes import (
     parameter_count,
 )
 from tscompress.benchmark.workload import Workload
-from tscompress.budget.costs import CostModel, Costs
+from tscompress.budget.costs import CostModel
+from tscompress.budget.part_costs import Costs
 from tscompress.checkpoints.load import cast_parameters_, kept_whole, load
 from tscompress.errors import PlanError, UnsupportedModelError, UsageError
 from tscompress.families.registry import build_empty, describe, wrap_pipeline

@@ -62,6 +62,7 @@ BATCHES = [windows(0, grouped=True), windows(1, steps=32, horizon=8)]
 
 def measure(loaded: LoadedModel, **options: Any) -> Sensitivity:
     few = {"head_sizes": (4, 2), "hidden_ratios": (0.5,), "width_ratios": ()}
+    few |= {"embedding_ratios": (0.5,)}
     options = {"fold": FOLD, "cache": None, **few} | options
     return measure_sensitivity(loaded, options.pop("batches", BATCHES), **options)
 
@@ -438,6 +439,7 @@ def test_a_pass_measures_every_part_and_leaves_the_model_alone(checkpoint: Path)
         *((hidden.name, "hidden") for hidden in plan.hidden),
         *((layer, "layer") for layer in layers),
         ("stream", "width"),
+        *([("shared", "embedding")] if loaded.family == "chronos-t5" else []),
     }
     for measured in found.parts:
         assert found.cost(measured.name, measured.kind, measured.size) == 0

@@ -26,9 +26,9 @@ from tscompress.benchmark.sizes import (
 from tscompress.benchmark.workload import Workload
 from tscompress.budget import layer_removal, window_loss
 from tscompress.budget import plan_within_budget as sizing
+from tscompress.budget.candidates import Candidate
 from tscompress.budget.forecast_loss import Forecasts
 from tscompress.budget.measure_sensitivity import measure_sensitivity, unmeasured
-from tscompress.budget.search import Candidate
 from tscompress.budget.sensitivity import Part, Sensitivity
 from tscompress.budget.window_loss import WindowLoss, joined, split_windows, with_drivers
 from tscompress.checkpoints.load import LoadedModel, load

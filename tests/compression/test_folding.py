@@ -33,10 +33,11 @@ from tscompress.compression.calibration import (
     calibration_batches,
     run_teacher_forced,
 )
+from tscompress.compression.complete_fold_plan import complete_fold_plan
 from tscompress.compression.fold import fold_
 from tscompress.compression.fold_config import FoldConfig
 from tscompress.compression.fold_layers import choose_frequencies
-from tscompress.compression.fold_plans import complete_fold_plan, fold_plan
+from tscompress.compression.fold_plans import fold_plan
 from tscompress.compression.layer_walk import is_across, walk
 from tscompress.compression.recording import record, record_entry
 from tscompress.data.batch import ForecastBatch
@@ -336,10 +337,10 @@ def test_streams_are_handed_over_to_the_walk(checkpoints: dict[str, Path]) -> No
             record(loaded, batches),
             on_compressed=True,
             residual_targets=True,
-            encoder_entry=entry,
+            entries=entry,
         )
     )
-    assert entry == []
+    assert entry.entries == {}
 
 
 def test_free_frequencies_make_a_factored_checkpoint(

@@ -215,6 +215,7 @@ def test_a_feed_forward_that_becomes_the_last_is_fitted_where_it_is_read(
         head_sizes=(),
         hidden_ratios=(),
         width_ratios=(),
+        embedding_ratios=(),
         cache=None,
     )
     assert counted == [AHEAD * int((~KNOWN).sum())]

@@ -192,6 +192,7 @@ def test_smaller_precisions_of_a_sampling_model(
         ("chronos-t5", {"method": "svd", "rank": 3}),
         ("chronos-t5", {"schedule": (3, 0.35), "ff_ratio": 0.5}),
         ("chronos-t5", {"latent": 12}),
+        ("chronos-t5", {"embedding_rank": 6}),
         ("chronos-t5", {"rank": 4, "width": 16}),
         ("chronos-bolt", {"method": "svd", "rank": 3}),
         ("chronos-bolt", {"schedule": (3, 0.35), "ff_ratio": 0.5}),

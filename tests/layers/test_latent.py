@@ -18,7 +18,8 @@ from typer.testing import CliRunner
 import tscompress
 from tscompress.benchmark.sizes import count_macs, kv_cache_bytes, parameter_bytes, parameter_count
 from tscompress.benchmark.workload import Workload
-from tscompress.budget.costs import CostModel, Costs
+from tscompress.budget.costs import CostModel
+from tscompress.budget.part_costs import Costs
 from tscompress.checkpoints.format import apply_structure_, unique_tensors
 from tscompress.checkpoints.load import LoadedModel, load
 from tscompress.cli.app import app

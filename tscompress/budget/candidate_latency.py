@@ -7,7 +7,7 @@ from torch import nn
 
 from tscompress.benchmark.bench import bench
 from tscompress.benchmark.workload import Workload
-from tscompress.budget.search import Candidate
+from tscompress.budget.candidates import Candidate
 from tscompress.checkpoints.format import apply_structure_
 from tscompress.checkpoints.load import LoadedModel
 from tscompress.compression.apply import config_of_layers
@@ -64,6 +64,14 @@ def _empty_model(loaded: LoadedModel, candidate: Candidate) -> nn.Module:
     model = build_empty(loaded.family, config)
     architecture = describe(loaded.family, model)
     # Any rotary frequencies take the same time.
-    plan = fold_plan(model, architecture, qk=qk, vo=vo, hidden=hidden, free_frequencies=True)
+    plan = fold_plan(
+        model,
+        architecture,
+        qk=qk,
+        vo=vo,
+        hidden=hidden,
+        embedding=candidate.embedding,
+        free_frequencies=True,
+    )
     apply_structure_(model, plan)
     return model

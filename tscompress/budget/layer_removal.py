@@ -97,6 +97,7 @@ def layers_that_stay(
             head_sizes=(),
             hidden_ratios=(),
             width_ratios=(),
+            embedding_ratios=(),
             layers=may_go,
             on_progress=partial(on_progress, "sensitivity"),
         )

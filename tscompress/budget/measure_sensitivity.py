@@ -45,13 +45,16 @@ from tscompress.compression.fold_plans import PATCH_EMBEDDINGS, check_heads, fol
 from tscompress.compression.layer_walk import Step, advance_, walk
 from tscompress.compression.recording import Recording, blocks_of, record
 from tscompress.compression.residual_stream import principal_directions, projected
+from tscompress.compression.token_embedding import principal_rows, projected_rows
 from tscompress.data.batch import ForecastBatch
 from tscompress.errors import DataError, FactorizationError, PlanError
 from tscompress.families.stacks import layer_name, sublayers
+from tscompress.families.t5_stack import token_table
 from tscompress.io.files import cache_directory
-from tscompress.plan.layer_plans import HeadPlan, HiddenPlan, stock_frequencies
+from tscompress.plan.layer_plans import TOKENS, HeadPlan, HiddenPlan, stock_frequencies
 
 HIDDEN_RATIOS = (0.75, 0.5, 0.25, 0.125)
+EMBEDDING_RATIOS = (0.75, 0.5, 0.375, 0.25, 0.1875, 0.125)
 DEFAULT_WIDTHS = (0.75, 0.5, 0.375, 0.25, 0.1875, 0.125, 0.0625)
 
 
@@ -70,6 +73,7 @@ def measure_sensitivity(
     head_sizes: Sequence[int] | None = None,
     hidden_ratios: Sequence[float] = HIDDEN_RATIOS,
     width_ratios: Sequence[float] = DEFAULT_WIDTHS,
+    embedding_ratios: Sequence[float] = EMBEDDING_RATIOS,
     layers: bool | Sequence[str] = True,
     cache: Path | Literal["default"] | None = "default",
     on_progress: Callable[[int, int], None] = lambda done, total: None,
@@ -97,6 +101,9 @@ def measure_sensitivity(
         Hidden units to try, as shares of the original's, in (0, 1).
     width_ratios
         Residual-stream widths to try, as shares of ``d_model``, in (0, 1).
+    embedding_ratios
+        Ranks of the token embedding of a Chronos-T5 to try, likewise; those at which factors have
+        fewer weights.
     layers
         Also measure dropping whole layers, of all or of some stacks. A feed-forward before a
         dropped layer is fitted to the original's residual stream after both.
@@ -126,7 +133,13 @@ def measure_sensitivity(
     config = fold.resolved(loaded).model_copy(update=changes)
     free = config.frequencies == "free"
     wanted = _wanted_parts(
-        loaded, head_sizes, hidden_ratios, width_ratios, layers, free_frequencies=free
+        loaded,
+        head_sizes,
+        hidden_ratios,
+        width_ratios,
+        embedding_ratios,
+        layers,
+        free_frequencies=free,
     )
     store = None
     if cache is not None:
@@ -154,7 +167,7 @@ def measure_sensitivity(
 def unmeasured(loaded: LoadedModel, fold: FoldConfig, *, layers: bool) -> Sensitivity:
     """The same parts and sizes, all without loss: what a search can reach is known by that."""
     wanted = _wanted_parts(
-        loaded, None, HIDDEN_RATIOS, DEFAULT_WIDTHS, layers,
+        loaded, None, HIDDEN_RATIOS, DEFAULT_WIDTHS, EMBEDDING_RATIOS, layers,
         free_frequencies=fold.frequencies == "free",
     )  # fmt: skip
     parts = tuple(Part(**part._asdict(), losses=(0.0,) * len(part.sizes)) for part in wanted)
@@ -200,16 +213,17 @@ def _wanted_parts(
     head_sizes: Sequence[int] | None,
     hidden_ratios: Sequence[float],
     width_ratios: Sequence[float],
+    embedding_ratios: Sequence[float],
     layers: bool | Sequence[str],
     *,
     free_frequencies: bool,
 ) -> list[WantedPart]:
     if any(size < 1 for size in head_sizes or ()):
         raise PlanError(f"head sizes must be at least 1, not {min(head_sizes or ())}.")
-    for label, ratios in (("hidden", hidden_ratios), ("width", width_ratios)):
-        for ratio in ratios:
-            if not 0 < ratio < 1:
-                raise PlanError(f"{label} ratios must lie between 0 and 1, not {ratio}.")
+    shares = {"hidden": hidden_ratios, "width": width_ratios, "embedding": embedding_ratios}
+    for label, ratio in ((label, ratio) for label, ratios in shares.items() for ratio in ratios):
+        if not 0 < ratio < 1:
+            raise PlanError(f"{label} ratios must lie between 0 and 1, not {ratio}.")
     architecture = loaded.architecture
     whole = fold_plan(loaded.model, architecture)
     check_heads(whole.heads)
@@ -230,6 +244,10 @@ def _wanted_parts(
     for hidden in whole.hidden:
         units = _below(hidden.d_ff, [max(1, round(r * hidden.d_ff)) for r in hidden_ratios])
         wanted.append(WantedPart(hidden.name, "hidden", hidden.d_ff, units))
+    if embedding_ratios and (table := token_table(loaded.model)) is not None:
+        ranks = _below(width, [max(1, round(r * width)) for r in embedding_ratios])
+        smaller = tuple(rank for rank in ranks if rank < table.break_even)
+        wanted += [WantedPart(TOKENS, "embedding", width, smaller)] if smaller else []
     if layers:
         names = dict.fromkeys(
             layer_name(block.stack, block.layer)
@@ -274,6 +292,7 @@ class _Pass:
         for part in [part for part in self.open.values() if not part.sizes]:
             self._measure(part.name, part.kind, lambda _: nullcontext())  # no sizes to try
         self._width()
+        self._tokens()
         self._patch(PATCH_EMBEDDINGS[0])
         recording = record(self.loaded, self.batches)
         for step in walk(self.loaded, recording, on_compressed=False, residual_targets=False):
@@ -298,6 +317,11 @@ class _Pass:
         if (STREAM, "width") in self.open:
             bases = principal_directions(self.loaded, self.batches)
             self._measure(STREAM, "width", lambda size: projected(self.loaded, bases, size))
+
+    def _tokens(self) -> None:
+        if (TOKENS, "embedding") in self.open:
+            rows = principal_rows(self.loaded, self.batches)
+            self._measure(TOKENS, "embedding", lambda rank: projected_rows(self.loaded, rows, rank))
 
     def _layer(self, name: str) -> None:
         """The first layer of a stack: no feed-forward before it can be fitted."""

@@ -15,15 +15,15 @@ from rich.table import Table
 
 from tscompress.benchmark.workload import Workload
 from tscompress.budget.candidate_latency import latency_of
-from tscompress.budget.costs import CostModel, Measure
+from tscompress.budget.candidates import Candidate, folded_candidates
+from tscompress.budget.costs import CostModel
 from tscompress.budget.forecast_loss import Forecasts
 from tscompress.budget.measure_sensitivity import measure_sensitivity, unmeasured
+from tscompress.budget.part_costs import Measure
 from tscompress.budget.search import (
-    Candidate,
     Measurement,
     choose_factored,
     choose_folded,
-    folded_candidates,
 )
 from tscompress.budget.sensitivity import PartKind, Sensitivity
 from tscompress.budget.window_loss import (
@@ -327,6 +327,7 @@ def _measured(
 
 _KINDS: dict[PartKind, str] = {
     "width": "residual stream", "qk": "queries and keys", "vo": "values", "hidden": "hidden units",
+    "embedding": "token embedding",
     "layer": "whole layers",
 }  # fmt: skip
 _MAX_SIZES = 6
@@ -387,6 +388,7 @@ def plan_of(
         qk=candidate.qk,
         vo=candidate.vo,
         hidden=candidate.hidden,
+        embedding=candidate.embedding,
         width=candidate.width,
         free_frequencies=fold.frequencies == "free",
         kept_layers=candidate.kept_layers,

@@ -16,7 +16,7 @@ from tscompress.io.files import write_text_atomically
 from tscompress.plan.plan import read_json, validated
 
 SENSITIVITY_VERSION: Literal[1] = 1
-PartKind = Literal["qk", "vo", "hidden", "layer", "width"]
+PartKind = Literal["qk", "vo", "hidden", "embedding", "layer", "width"]
 #: The part whose size is ``d_model``.
 STREAM = "stream"
 
@@ -28,15 +28,16 @@ class Part(BaseModel):
     ----------
     name
         Attention block, feed-forward or patch embedding; of kind ``layer``: ``encoder.block.3``;
-        of kind ``width``: ``stream``.
+        of kind ``width``: ``stream``; of kind ``embedding``: ``shared``.
     size
-        Of the original: head size, hidden units or ``d_model``; 1 for a layer.
+        Of the original: head size, hidden units or ``d_model``, also of an embedding, whose sizes
+        are ranks; 1 for a layer.
     sizes
         Measured sizes, descending, below ``size``; of a layer ``(0,)``.
     losses
         Forecast loss of the model with only this part at that size, minus the original's. Without
-        a layer, the feed-forward before it is fitted; at a smaller width, nothing is fitted. Raw:
-        noise may make it slightly negative.
+        a layer, the feed-forward before it is fitted; at a smaller width, or rank of an embedding,
+        nothing is fitted. Raw: noise may make it slightly negative.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

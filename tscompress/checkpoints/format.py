@@ -39,6 +39,7 @@ from tscompress.io.untrusted import (
 )
 from tscompress.layers.low_rank import LowRankLinear
 from tscompress.layers.resize import replace_heads_, resize_hidden_
+from tscompress.layers.token_embedding import replace_tokens_
 from tscompress.layers.univariate import drop_groups_
 from tscompress.plan.plan import Plan
 
@@ -89,6 +90,8 @@ def apply_structure_(model: nn.Module, plan: Plan) -> None:
         drop_groups_(model)
     for hidden in plan.hidden:
         resize_hidden_(model, hidden)
+    if plan.embedding is not None:
+        replace_tokens_(model, plan.embedding)
     for entry in plan.projections:
         linear = projection_(model, entry.name)
         entry.check_shape((linear.out_features, linear.in_features))

@@ -72,6 +72,13 @@ def compress(
             "fewer parameters if well below half of heads x d_kv; needs tscompress to load."
         ),
     ] = None,
+    embedding_rank: Annotated[
+        int | None,
+        typer.Option(
+            help="With fold of a Chronos-T5: token embedding and output head of this rank; needs "
+            "tscompress to load."
+        ),
+    ] = None,
     width: Annotated[
         str | None,
         typer.Option(

@@ -14,15 +14,16 @@ import torch
 
 from tscompress.checkpoints.format import apply_structure_
 from tscompress.checkpoints.load import LoadedModel
+from tscompress.compression.complete_fold_plan import check_width, complete_fold_plan
 from tscompress.compression.fold import fold_
 from tscompress.compression.fold_config import FoldConfig
-from tscompress.compression.fold_plans import check_width, complete_fold_plan
 from tscompress.compression.residual_stream import (
     principal_directions,
     rotate_,
     sliced_config,
     sliced_weights,
 )
+from tscompress.compression.token_embedding import factor_rows_
 from tscompress.compression.univariate import separate_and_merge_
 from tscompress.data.batch import ForecastBatch
 from tscompress.errors import PlanError
@@ -87,14 +88,14 @@ def second_fold(loaded: LoadedModel, plan: Plan) -> Plan | None:
 
 
 def _narrows_first(plan: Plan) -> bool:
-    """Whether a complete plan has a width and sizes by layer, chosen for the narrower model."""
+    """Whether a complete plan has a width and sizes that were chosen for the narrower model."""
     sizes = {size for head in plan.heads for size in (head.qk_size, head.vo_size)}
     units = {entry.kept for entry in plan.hidden}
     # A narrower model with its heads whole: no head is larger than the stream.
     width = plan.width.kept if plan.width is not None else 0
     possible = all(head.head_size <= width for head in plan.heads)
     apart = possible and not (plan.latent or plan.dropped)
-    return apart and (len(sizes) > 1 or len(units) > 1)
+    return apart and (len(sizes) > 1 or len(units) > 1 or plan.embedding is not None)
 
 
 def _narrow_and_fold_(
@@ -147,6 +148,7 @@ def apply_fold_(
     if plan.width is not None and original is None:
         complete_fold_plan(loaded.model, loaded.architecture, plan)  # before a weight changes
         rotate_(loaded, principal_directions(loaded, batches))
+    tokens = plan.narrowed().embedding
     plan = fold_(loaded, plan, batches, config, on_layer, original=original)
     loaded.plan = plan
     sizes, width, new, weights = plan.uniform_sizes, plan.width, loaded.config, None
@@ -156,7 +158,9 @@ def apply_fold_(
     if sizes is not None:
         _rebuild_(loaded, {**new, "d_kv": sizes[0], "d_ff": sizes[1]}, weights)
     elif width is not None:
-        _rebuild_(loaded, new, weights, plan)
+        _rebuild_(loaded, new, weights, plan.model_copy(update={"embedding": None}))
+    if tokens is not None:
+        factor_rows_(loaded, tokens)
 
 
 def keep_layers_(loaded: LoadedModel, kept: Mapping[str, Sequence[int]]) -> None:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from tscompress.checkpoints.load import LoadedModel
 from tscompress.compression.calibration import small_batches
+from tscompress.compression.complete_fold_plan import complete_fold_plan
 from tscompress.compression.fold_config import FoldConfig
 from tscompress.compression.fold_layers import (
     fill_,
@@ -40,7 +41,7 @@ from tscompress.compression.fold_moments import (
     rows_for_units,
     valid_rows,
 )
-from tscompress.compression.fold_plans import PATCH_EMBEDDINGS, complete_fold_plan
+from tscompress.compression.fold_plans import PATCH_EMBEDDINGS
 from tscompress.compression.layer_walk import Step, is_across, walk
 from tscompress.compression.recording import (
     DroppedSublayer,
@@ -50,6 +51,7 @@ from tscompress.compression.recording import (
     record_entry,
 )
 from tscompress.compression.residual_stream import readers_of_end, slice_embeddings_, slice_rows_
+from tscompress.compression.token_embedding import principal_rows, project_rows_
 from tscompress.compression.univariate import fold_own_values_, separate_series_
 from tscompress.data.batch import CalibrationBatch, batches_of_series
 from tscompress.io.freed_memory import return_memory, returning_memory
@@ -145,19 +147,24 @@ class _Fold:
     def run(self, original: LoadedModel | None) -> Plan:
         """Fold every layer, from input to output."""
         recording, left_out = self._record(original)
+        entries = None
+        if self.plan.embedding is not None:
+            series = batches_of_series(self.batches)
+            rows = principal_rows(self.loaded, series)
+            project_rows_(self.loaded, rows, self.plan.embedding.rank)
+            entries = Recording(entries=record(self.loaded, self.batches).entries)
         if self.width is not None:
             slice_embeddings_(self.loaded, self.width)
         first, last = PATCH_EMBEDDINGS
-        entry = None
         if first in self.hidden:
             self._fold_patch(first)
-            entry = record_entry(self.loaded, self.batches)
+            entries = record_entry(self.loaded, self.batches)
         steps = walk(
             self.loaded,
             recording,
             on_compressed=True,
             residual_targets=self.config.refit == "residual",
-            encoder_entry=entry,
+            entries=entries,
             left_out=left_out,
             width=self.width,
             ends=self.ends,

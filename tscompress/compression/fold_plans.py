@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 
 from tscompress.errors import PlanError
+from tscompress.families.t5_stack import token_table
 from tscompress.io.untrusted import first_problem
 from tscompress.linalg import (
     energy_rank,
@@ -23,12 +24,14 @@ from tscompress.plan.architecture import Architecture, AttentionBlock
 from tscompress.plan.layer_plans import (
     INPUT_PATCHES,
     OUTPUT_PATCHES,
+    TOKENS,
+    EmbeddingPlan,
     HeadPlan,
     HiddenPlan,
     WidthPlan,
     stock_frequencies,
 )
-from tscompress.plan.plan import Plan, validated
+from tscompress.plan.plan import Plan
 from tscompress.plan.schedules import (
     BudgetSchedule,
     EnergySchedule,
@@ -43,7 +46,7 @@ from tscompress.plan.schedules import (
 Sizes = int | Mapping[str, int] | None
 PATCH_EMBEDDINGS = (INPUT_PATCHES, OUTPUT_PATCHES)
 
-L = TypeVar("L", HeadPlan, HiddenPlan, WidthPlan)
+L = TypeVar("L", HeadPlan, HiddenPlan, EmbeddingPlan, WidthPlan)
 
 
 def head_sizes(
@@ -149,6 +152,7 @@ def fold_plan_of(
     *,
     ff_ratio: float | None = None,
     latent: int | None = None,
+    embedding_rank: int | None = None,
     width: int | None = None,
     exclude: Sequence[str] = (),
     free_frequencies: bool = False,
@@ -166,6 +170,8 @@ def fold_plan_of(
         has one ``d_ff`` for all.
     latent
         As for :func:`fold_plan`; overrides the schedule for cross-attention.
+    embedding_rank
+        Of the token embedding; None: as it is.
     width
         As for :func:`fold_plan`.
     exclude
@@ -205,10 +211,9 @@ def fold_plan_of(
     record: dict[str, object] = {} if schedule is None else schedule.model_dump()
     if ff_ratio is not None:
         record["ff_ratio"] = ff_ratio
-    if latent is not None:
-        record["latent"] = latent
-    if width is not None:
-        record["width"] = width
+    for name, size in (("latent", latent), ("embedding_rank", embedding_rank), ("width", width)):
+        if size is not None:
+            record[name] = size
     record |= {
         name: True
         for name, asked in (("univariate", univariate), ("single_token", single_token))
@@ -220,6 +225,7 @@ def fold_plan_of(
         qk=qk,
         vo=vo,
         hidden=hidden,
+        embedding=embedding_rank,
         latent=latent,
         width=width,
         free_frequencies=free_frequencies,
@@ -236,6 +242,7 @@ def fold_plan(
     qk: Sizes = None,
     vo: Sizes = None,
     hidden: Sizes = None,
+    embedding: Sizes = None,
     latent: int | None = None,
     width: int | None = None,
     free_frequencies: bool = False,
@@ -252,6 +259,8 @@ def fold_plan(
         Sizes of queries and keys, and of values, of each head, by name of the attention block.
     hidden
         Hidden units, by name of the feed-forward or patch embedding.
+    embedding
+        Rank of the token embedding. A factored checkpoint.
     latent
         Dimensions of one latent of the encoder's output that all cross-attention reads; a single
         ``qk`` or ``vo`` then excludes cross-attention. The result is a factored checkpoint.
@@ -293,6 +302,7 @@ def fold_plan(
         heads.append(head)
     units = _hidden_plans(model, architecture, hidden)
     known = {head.name for head in heads} | {layer.name for layer in units}
+    tokens = embedding_plan(model, architecture, embedding, width)
     if sized - known:
         raise PlanError(f"the model has no {sorted(sized - known)[0]!r}; give it no size.")
     narrow = None
@@ -304,6 +314,7 @@ def fold_plan(
         schedule=dict(schedule or {}),
         heads=tuple(heads),
         hidden=units,
+        embedding=tokens,
         kept_layers=None if not kept_layers else {k: tuple(v) for k, v in kept_layers.items()},
         width=narrow,
     )
@@ -418,6 +429,30 @@ def _hidden_plans(
     return tuple(plans)
 
 
+def embedding_plan(
+    model: nn.Module, architecture: Architecture, rank: Sizes, width: int | None = None
+) -> EmbeddingPlan | None:
+    """The plan of a token embedding of lower rank; None: it stays.
+
+    Raises
+    ------
+    PlanError
+        The model has none, the factors would be no smaller, or the rank is above a new ``width``.
+    """
+    given = rank if isinstance(rank, int) else (rank or {}).get(TOKENS)
+    if given is None:
+        return None
+    found = token_table(model)
+    if found is None:
+        raise PlanError(
+            f"a {architecture.family} model has no token embedding, as Chronos-T5 has; leave out "
+            "its rank."
+        )
+    plan = _validated(EmbeddingPlan, **found._asdict(), rank=given)
+    plan.check(width)
+    return plan
+
+
 def check_heads(heads: Iterable[HeadPlan]) -> None:
     """Refuse to fold heads that are wider than their input, which no checkpoint has.
 
@@ -431,70 +466,6 @@ def check_heads(heads: Iterable[HeadPlan]) -> None:
                 f"{head.name} has head size {head.head_size}, above d_model {head.d_model}; "
                 "such heads are not folded. Use method svd."
             )
-
-
-def check_width(model: Any, plan: Plan) -> None:
-    """Refuse a plan with a width for another ``d_model`` than the model's.
-
-    Raises
-    ------
-    PlanError
-    """
-    if plan.width is None:
-        return
-    d_model = model.config.d_model
-    if plan.width.d_model != d_model:
-        raise PlanError(f"the plan has a d_model of {plan.width.d_model}; the model has {d_model}.")
-
-
-def complete_fold_plan(model: nn.Module, architecture: Architecture, plan: Plan) -> Plan:
-    """The plan with every layer of the model; layers that it does not name keep their size.
-
-    Raises
-    ------
-    PlanError
-        The plan is for another family, has a layer that does not exist, or one of another size.
-    """
-    if plan.family != architecture.family:
-        raise PlanError(f"the plan is for {plan.family}; the model is a {architecture.family}.")
-    whole = fold_plan(
-        model, architecture, univariate=plan.univariate, single_token=plan.single_token
-    )
-    check_heads(head for head in plan.heads if head.parameters < head.dense_parameters)
-    there: tuple[HeadPlan | HiddenPlan, ...] = (*whole.heads, *whole.hidden)
-    given: tuple[HeadPlan | HiddenPlan, ...] = (*plan.heads, *plan.hidden)
-    known = {layer.name: layer for layer in there}
-    for layer in given:
-        found = known.get(layer.name)
-        if type(found) is not type(layer):
-            hint = ""
-            if plan.kept_layers:
-                hint = " with only its kept_layers; layers are numbered after dropping"
-            raise PlanError(f"the plan names {layer.name!r}, which the model does not have{hint}.")
-        before, after = (_unfolded(one) for one in (layer, found))
-        if before != after:
-            key = next(key for key in before if before[key] != after[key])
-            raise PlanError(
-                f"the plan has {layer.name} with {key} {before[key]}; the model has {after[key]}."
-            )
-    check_width(model, plan)
-    heads = {head.name: head for head in plan.heads}
-    hidden = {entry.name: entry for entry in plan.hidden}
-    complete = plan.model_copy(
-        update={
-            "heads": tuple(heads.get(head.name, head) for head in whole.heads),
-            "hidden": tuple(hidden.get(entry.name, entry) for entry in whole.hidden),
-        }
-    )
-    return validated(Plan, complete.model_dump(), "the plan", "its layers")
-
-
-def _unfolded(layer: HeadPlan | HiddenPlan | None) -> dict[str, object]:
-    """The fields of a planned layer that describe the original."""
-    assert layer is not None
-    chosen = {"qk_size", "vo_size", "frequencies", "latent", "univariate", "kept"}
-    chosen |= {"single_key", "constant_query"}
-    return layer.model_dump(exclude=chosen)
 
 
 def _size_of(sizes: Sizes, name: str, size: int) -> int:

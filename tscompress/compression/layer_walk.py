@@ -115,7 +115,7 @@ def walk(
     *,
     on_compressed: bool,
     residual_targets: bool,
-    encoder_entry: list[Tensor] | None = None,
+    entries: Recording | None = None,
     left_out: Mapping[str, Sequence[DroppedSublayer]] | None = None,
     width: int | None = None,
     ends: dict[str, Tensor] | None = None,
@@ -131,8 +131,8 @@ def walk(
         Take inputs from the partly changed model; otherwise from the original.
     residual_targets
         Carry the original's stream along and set the reference of each step.
-    encoder_entry
-        Input stream of the changed model's encoder, if its embedding changed; consumed.
+    entries
+        With the input streams of the changed model, of those stacks where they changed; consumed.
     left_out
         Dropped sublayers (:func:`drop_layers_`): only the original's stream passes through them,
         and the sublayer before them has the stream after them as its reference.
@@ -148,7 +148,7 @@ def walk(
         recording,
         on_compressed=on_compressed,
         residual_targets=residual_targets,
-        encoder_entry=encoder_entry,
+        entries=entries or Recording(),
         left_out=left_out or {},
         width=width,
         ends={} if ends is None else ends,
@@ -174,7 +174,7 @@ class _Walk:
     recording: Recording = field(kw_only=False)
     on_compressed: bool
     residual_targets: bool
-    encoder_entry: list[Tensor] | None
+    entries: Recording
     left_out: Mapping[str, Sequence[DroppedSublayer]]
     width: int | None
     ends: dict[str, Tensor]
@@ -208,17 +208,15 @@ class _Walk:
 
     def _enter(self, stack: str) -> None:
         entered = self.recording.entered(stack)  # each stream is freed once it is used
-        entry = self.encoder_entry if stack == "encoder" and self.encoder_entry else None
+        entry = self.entries.entered(stack) if stack in self.entries.entries else entered
         self.original = list(entered) if self.carries_original else []
-        self.changed = list(entry or entered) if self.on_compressed else []
+        self.changed = list(entry) if self.on_compressed else []
         if self.width is not None:
             wide = self.changed
             self.changed = [
                 F.pad(x[..., : self.width], (0, x.shape[-1] - self.width)) for x in wide
             ]
             del wide
-        if entry:
-            entry.clear()
         del entered, entry
         self._pass_through(stack)
 

@@ -203,14 +203,14 @@ def _attention_of_first_blocks_only(loaded: LoadedModel) -> Iterator[None]:
 
 
 @torch.no_grad()
-def record_entry(loaded: LoadedModel, batches: Sequence[CalibrationBatch]) -> list[Tensor]:
-    """Input stream of the encoder, after a change to the embedding."""
+def record_entry(loaded: LoadedModel, batches: Sequence[CalibrationBatch]) -> Recording:
+    """Input stream of the encoder alone, after a change to the embedding of patches."""
     entries: dict[str, list[Tensor]] = {}
     with _recorders(loaded, Recording(), entries, entries_only=True):
         for batch in batches:
             with suppress(PassEnded):
                 run_teacher_forced(loaded, batch)
-    return entries["encoder"]
+    return Recording(entries={"encoder": entries["encoder"]})
 
 
 def run_embedding(loaded: LoadedModel, batch: CalibrationBatch) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tscompress.checkpoints.load import LoadedModel
 from tscompress.compression.calibration import run_teacher_forced
+from tscompress.compression.complete_fold_plan import complete_fold_plan
 from tscompress.compression.fold_config import FoldConfig
 from tscompress.compression.fold_layers import fill_, naming_failures
 from tscompress.compression.fold_moments import (
@@ -21,7 +22,6 @@ from tscompress.compression.fold_moments import (
     thinned,
     valid_rows,
 )
-from tscompress.compression.fold_plans import complete_fold_plan
 from tscompress.compression.layer_walk import Step
 from tscompress.compression.recording import PassEnded
 from tscompress.data.batch import ForecastBatch

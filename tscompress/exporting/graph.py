@@ -55,16 +55,15 @@ def onnx_graph(source: GraphSource, precision: Precision) -> bytes:
         for parameter in source.module.parameters():
             parameter.data = parameter.data.half()
     model = _exported(source)
-    head = source.head
-    in_head = [] if head is None else [n.name for n in model.graph.node if _is_of(n, head)]
+    whole = [n.name for n in model.graph.node if any(_is_of(n, part) for part in source.whole)]
     _strip(model)
     if precision == "float16" and source.weights_only:
         _halve_weights(model)
     if precision == "int8":
-        model = _quantized(model, in_head)
+        model = _quantized(model, whole)
         _strip(model)
     if precision == "int8-weights":
-        _quantize_weights(model, in_head)
+        _quantize_weights(model, whole)
     content: bytes = model.SerializeToString()
     return content
 

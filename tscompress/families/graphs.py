@@ -35,9 +35,9 @@ class GraphSource:
         patches as are named so, a multiple of ``patch_size`` steps.
     patch_size
         Steps in a patch.
-    head
-        Name within ``module`` of the part that writes the outputs, which int8 leaves as it is;
-        None: there is none.
+    whole
+        Names within ``module`` of parts that int8 leaves as they are, such as what writes the
+        outputs.
     outputs
         Names. One is the quantiles ``[B, Q, H]``.
     listed
@@ -50,7 +50,7 @@ class GraphSource:
     inputs: Mapping[str, Tensor]
     sizes: Mapping[str, Mapping[int, str]]
     patch_size: int = 1
-    head: str | None = "model.output_patch_embedding"
+    whole: tuple[str, ...] = ("model.output_patch_embedding",)
     outputs: tuple[str, ...] = (OUTPUT,)
     listed: int = 0
     weights_only: bool = False

@@ -34,6 +34,8 @@ from tscompress.runtime.tokens import IntArray
 
 #: Tokens of each path by which a graph is compared: more than the slots that are added at once.
 _COMPARED_STEPS = 20
+#: Of a token embedding of lower rank; in 8 bits it would round all that enters the stream.
+_EMBEDDED = "embed_tokens.up"
 
 NOTES = """\
 `encoder.onnx` runs once a series, and gives the keys and values of cross-attention. `decoder.onnx`
@@ -87,7 +89,7 @@ def t5_sources(model: nn.Module) -> Mapping[str, GraphSource]:
             inputs=inputs,
             sizes={"tokens": free, "observed": free},
             outputs=tuple(cross),
-            head=None,
+            whole=(_EMBEDDED,),
             weights_only=True,
         ),
         DECODER_FILE: GraphSource(
@@ -108,7 +110,7 @@ def t5_sources(model: nn.Module) -> Mapping[str, GraphSource]:
                 **{name: {0: "batch", 3: "steps"} for name in cross},
             },
             outputs=(LOGITS, *step_names(len(past) // 2)),
-            head="lm_head",
+            whole=(_EMBEDDED, "lm_head"),
             weights_only=True,
         ),
     }

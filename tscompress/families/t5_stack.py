@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 from transformers import T5ForConditionalGeneration
@@ -10,6 +10,7 @@ from transformers import T5ForConditionalGeneration
 from tscompress.errors import RecipeError, UnsupportedModelError
 from tscompress.families.base import ModelShape
 from tscompress.families.stacks import Sublayer, stack_layers, sublayers
+from tscompress.layers.token_embedding import LowRankEmbedding
 from tscompress.layers.univariate import OwnValues
 from tscompress.plan.architecture import Architecture, AttentionBlock, BlockKind, FeedForward
 
@@ -80,6 +81,33 @@ def _feed_forward(sublayer: Sublayer) -> FeedForward:
     )
 
 
+class TokenTable(NamedTuple):
+    """Shape of a token embedding; ``tied``: the output head is the same table."""
+
+    vocabulary: int
+    d_model: int
+    tied: bool
+
+    @property
+    def weights(self) -> int:
+        """Of the embedding, and of a head of its own."""
+        return self.vocabulary * self.d_model * (1 if self.tied else 2)
+
+    @property
+    def break_even(self) -> float:
+        """The rank at which factors have as many weights."""
+        return self.weights / (self.vocabulary + 2 * self.d_model)
+
+
+def token_table(model: Any) -> TokenTable | None:
+    """The token embedding that an output head scores with, too; None: there is none, or factors."""
+    if not (hasattr(model, "lm_head") and isinstance(model.shared, nn.Embedding)):
+        return None
+    return TokenTable(
+        model.shared.num_embeddings, model.shared.embedding_dim, not has_own_head(model.config)
+    )
+
+
 def has_own_head(config: Any) -> bool:
     """Whether the output head of a T5 is untied from the token embedding, as in T5 1.1.
 
@@ -94,6 +122,8 @@ def tie_weights_(model: Any) -> None:
 
     ``model.tie_weights()`` of transformers 5 ties the head too, unless given the missing keys.
     """
+    if isinstance(getattr(model, "shared", None), LowRankEmbedding):
+        return  # one module, in all its places
     if not (isinstance(model, T5ForConditionalGeneration) and has_own_head(model.config)):
         model.tie_weights()
         return

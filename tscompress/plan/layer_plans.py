@@ -1,4 +1,4 @@
-"""Sizes of one layer before and after: two factors, heads, hidden units, residual-stream width."""
+"""Sizes of a layer before and after: factors, heads, hidden units, embedding, stream width."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from tscompress.errors import PlanError
 from tscompress.plan.architecture import BlockKind
 
 INPUT_PATCHES, OUTPUT_PATCHES = "input_patch_embedding", "output_patch_embedding"
+#: The token embedding of T5, which its stacks share.
+TOKENS: Literal["shared"] = "shared"
 #: Upper bound of a size; no layer is larger.
 Size = Annotated[int, Field(ge=1, le=2**31)]
 
@@ -252,6 +254,58 @@ class HiddenPlan(BaseModel):
         return f"{self.kept} hidden units"
 
 
+class EmbeddingPlan(BaseModel):
+    """Token embedding and output head of a Chronos-T5, which become one table of lower rank.
+
+    A token is embedded by the table, ``[vocabulary, rank]``, and a projection to the residual
+    stream, and scored by the table after a projection of the stream.
+
+    Attributes
+    ----------
+    tied
+        Whether embedding and head were one table before.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: Literal["shared"] = TOKENS
+    part: Literal["embedding"] = "embedding"
+    vocabulary: Size
+    d_model: Size
+    rank: Size
+    tied: bool = True
+
+    def narrowed(self, width: int) -> EmbeddingPlan:
+        """In a model of that width, whose rotated stream has a head of its own."""
+        return self.model_copy(update={"d_model": width, "tied": False})
+
+    def check(self, width: int | None = None) -> None:
+        """Raise PlanError unless factors are smaller, in a model of another ``width``."""
+        after = self if width is None else self.narrowed(width)
+        if width is not None and self.rank > width:
+            raise PlanError(f"rank {self.rank} of the token embedding is above the width, {width}.")
+        if after.parameters >= after.dense_parameters:
+            raise PlanError(
+                f"rank {self.rank} of the token embedding gives {after.parameters:,} parameters, "
+                f"no fewer than the {after.dense_parameters:,} without factors; give a lower rank."
+            )
+
+    @property
+    def dense_parameters(self) -> int:
+        """Weights before, of the embedding and of a head of its own."""
+        return self.vocabulary * self.d_model * (1 if self.tied else 2)
+
+    @property
+    def parameters(self) -> int:
+        """Weights after, of the table and of both projections."""
+        return self.rank * (self.vocabulary + 2 * self.d_model)
+
+    @property
+    def text(self) -> str:
+        """The size after, for people."""
+        return f"rank {self.rank}"
+
+
 class WidthPlan(BaseModel):
     """Residual-stream width, ``d_model``: the original's, and the new one in ``kept``."""
 
@@ -269,7 +323,7 @@ class WidthPlan(BaseModel):
         return self
 
 
-PlannedLayer = ProjectionPlan | HeadPlan | HiddenPlan
+PlannedLayer = ProjectionPlan | HeadPlan | HiddenPlan | EmbeddingPlan
 
 
 def stock_frequencies(head_size: int, qk_size: int) -> tuple[int, ...] | None:
@@ -284,7 +338,7 @@ def stock_frequencies(head_size: int, qk_size: int) -> tuple[int, ...] | None:
 
 
 def part_of(layer: PlannedLayer) -> str:
-    """``attention``, ``feed_forward`` or ``patch``."""
+    """``attention``, ``feed_forward``, ``patch`` or ``embedding``."""
     return "attention" if isinstance(layer, HeadPlan) else layer.part
 
 

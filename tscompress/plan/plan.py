@@ -20,6 +20,7 @@ from tscompress.io.text import percent, rounded_count
 from tscompress.io.untrusted import UnreadableFileError, first_problem
 from tscompress.io.untrusted import read_json as read_json_file
 from tscompress.plan.layer_plans import (
+    EmbeddingPlan,
     HeadPlan,
     HiddenPlan,
     PlannedLayer,
@@ -49,6 +50,8 @@ class Plan(BaseModel):
         Of ``svd`` and ``activation-svd``.
     heads, hidden
         Of ``fold``. Their names are those after layers were dropped.
+    embedding
+        Of ``fold`` of a Chronos-T5 with a token embedding of lower rank.
     kept_layers
         Of ``fold`` with fewer layers: stack to the original's indices of the kept layers.
     width
@@ -66,6 +69,7 @@ class Plan(BaseModel):
     projections: tuple[ProjectionPlan, ...] = ()
     heads: tuple[HeadPlan, ...] = ()
     hidden: tuple[HiddenPlan, ...] = ()
+    embedding: EmbeddingPlan | None = None
     kept_layers: dict[str, tuple[int, ...]] | None = None
     width: WidthPlan | None = None
     calibrated_on: str | None = None
@@ -76,18 +80,25 @@ class Plan(BaseModel):
         repeated = sorted(name for name, count in names.items() if count > 1)
         if repeated:
             raise ValueError(f"layers named more than once: {', '.join(repeated)}")
-        folds = bool(self.heads or self.hidden or self.kept_layers or self.width)
+        folds = bool(self.heads or self.hidden or self.embedding or self.kept_layers or self.width)
         if folds if self.method != "fold" else bool(self.projections):
             raise ValueError(f"a {self.method} plan cannot have layers of another method")
         if self.width is not None:
             sizes = [(head.name, head.d_model) for head in self.heads]
             for layer in self.hidden:
                 sizes += [(layer.name, getattr(layer, side)) for side in layer.stream_sides]
+            if self.embedding is not None:
+                sizes.append((self.embedding.name, self.embedding.d_model))
             for name, size in sizes:
                 if size != self.width.d_model:
                     raise ValueError(
                         f"{name} has d_model {size}, and width has d_model {self.width.d_model}"
                     )
+        if self.embedding is not None:
+            try:
+                self.embedding.check(None if self.width is None else self.width.kept)
+            except PlanError as error:
+                raise ValueError(str(error).removesuffix(".")) from None
         cross = [head for head in self.heads if head.kind == "cross"]
         if len({head.qk_size if head.latent else None for head in cross}) > 1:
             raise ValueError("all cross-attention reads one latent: give every block the same size")
@@ -100,7 +111,8 @@ class Plan(BaseModel):
     @property
     def layers(self) -> tuple[PlannedLayer, ...]:
         """Every planned layer."""
-        return (*self.projections, *self.heads, *self.hidden)
+        tokens = () if self.embedding is None else (self.embedding,)
+        return (*self.projections, *self.heads, *self.hidden, *tokens)
 
     @property
     def ranks(self) -> dict[str, int]:
@@ -134,7 +146,8 @@ class Plan(BaseModel):
             return self.method != "svd"
         sizes = (entry.kept < entry.d_ff for entry in self.hidden)
         heads = (not head.unchanged for head in self.heads)
-        return bool(self.kept_layers or self.width) or any(sizes) or any(heads)
+        others = self.kept_layers or self.width or self.embedding
+        return bool(others) or any(sizes) or any(heads)
 
     @property
     def changes_anything(self) -> bool:
@@ -148,7 +161,7 @@ class Plan(BaseModel):
         """``(d_kv, d_ff)`` of the stock config of the folded model; None if sizes differ."""
         sizes = {size for head in self.heads for size in (head.qk_size, head.vo_size)}
         units = {hidden.kept for hidden in self.hidden}
-        own_layers = self.latent or self.dropped
+        own_layers = self.latent or self.dropped or self.embedding
         if self.method != "fold" or len(sizes) != 1 or len(units) != 1 or own_layers:
             return None
         (d_kv,), (d_ff,) = sizes, units
@@ -168,14 +181,17 @@ class Plan(BaseModel):
             layer.model_copy(update=dict.fromkeys(layer.stream_sides, kept))
             for layer in self.hidden
         )
+        tokens = None if self.embedding is None else self.embedding.narrowed(kept)
         return self.model_copy(
-            update={"heads": tuple(heads), "hidden": tuple(hidden), "width": None}
-        )
+            update={
+                "heads": tuple(heads), "hidden": tuple(hidden), "embedding": tokens, "width": None
+            }
+        )  # fmt: skip
 
     def parameters(self, part: str | None = None) -> tuple[int, int]:
         """Parameters of the planned layers ``(before, after)``.
 
-        ``part``: ``attention``, ``feed_forward``, ``patch``; None for all of them.
+        ``part``: ``attention``, ``feed_forward``, ``patch``, ``embedding``; None for all of them.
         """
         before, after = (
             [layer for layer in plan.layers if part in (None, part_of(layer))]
@@ -257,6 +273,9 @@ class Plan(BaseModel):
                 lines.append(f"fold, {label}: {min(sizes)} to {max(sizes)}" if sizes else "")
             if self.latent:
                 lines.append(f"fold, all cross-attention: one latent of {self.latent}")
+            if self.embedding is not None:
+                tokens = self.embedding
+                lines.append(f"fold, token embedding: {tokens.text} of {tokens.d_model}")
             lines += self._dropped()
         lines = [*filter(None, lines), attention]
         before, after = (

@@ -214,7 +214,8 @@ def plan_label(plan: Plan) -> str:
     width = "" if plan.width is None else f"d_model {plan.width.kept}, "
     if sizes is not None:
         return f"fold, {width}d_kv {sizes[0]}, d_ff {sizes[1]}"
-    return f"{plan.method}, {width}attention {percent(plan.attention_parameter_ratio, 0)}"
+    tokens = "" if plan.embedding is None else f", embedding of {plan.embedding.text}"
+    return f"{plan.method}, {width}attention {percent(plan.attention_parameter_ratio, 0)}{tokens}"
 
 
 def _missing(result: RunResult) -> Iterable[Missing]:
@@ -301,7 +302,11 @@ def _tiles(
             yield Tile(metric, ratio.ratio, beside, _interval(ratio.low, ratio.high))
     shown = list(costs)
     if not shown:  # the plan knows parameters without a bench
-        parts = {"attention parameters": "attention", "feed-forward parameters": "feed_forward"}
+        parts = {
+            "attention parameters": "attention",
+            "feed-forward parameters": "feed_forward",
+            "embedding parameters": "embedding",
+        }
         for label, part in parts.items():
             before, after = result.plan.parameters(part)
             if before:

@@ -328,7 +328,8 @@ def _size(plan: Plan, bench: BenchResult | None) -> str:
         share = bench.ratios(bench.models[1].name)["parameters"]
         return f"{percent(share, 0)} of the parameters"
     shares = []
-    for part, name in (("attention", "attention"), ("feed_forward", "feed-forward")):
+    parts = {"attention": "attention", "feed_forward": "feed-forward", "embedding": "embedding"}
+    for part, name in parts.items():
         before, after = plan.parameters(part)
         if before:
             shares.append(f"{percent(after / before, 0)} of the {name} parameters")

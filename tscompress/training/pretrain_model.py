@@ -175,6 +175,11 @@ def reuse_embedding_(model: PreTrainedModel, family: str, source: str) -> None:
         )
     given = embedding_of(loaded.model)
     wanted = embedding_of(model)
+    if given.keys() != wanted.keys():
+        raise RecipeError(
+            f"embedding_from: the embedding of {source!r} has a lower rank; give the model that it "
+            "was compressed from."
+        )
     for name, parameter in wanted.items():
         shapes = [tuple(tensor.shape) for tensor in (given[name], parameter)]
         if shapes[0] != shapes[1]:

@@ -53,6 +53,7 @@ def named_fold_plan(loaded: LoadedModel, recipe: Recipe) -> Plan:
         schedule,
         ff_ratio=recipe.ff_ratio,
         latent=recipe.latent,
+        embedding_rank=recipe.embedding_rank,
         width=width_of(loaded, recipe),
         exclude=recipe.exclude,
         free_frequencies=recipe.fold.frequencies == "free",

@@ -122,7 +122,11 @@ def choose_schedule(
         alone = method == "fold" and not given
         raise UsageError(
             f"{came}; give exactly one of rank, epsilon, energy, schedule, fit and budget"
-            + (", or ff_ratio, latent, layers, univariate or single_token alone." if alone else ".")
+            + (
+                ", or ff_ratio, latent, embedding_rank, layers, univariate or single_token alone."
+                if alone
+                else "."
+            )
         )
     ((name, value),) = given.items()
     if isinstance(value, bool):

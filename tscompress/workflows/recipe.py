@@ -117,7 +117,7 @@ def with_columns(config: EvaluationConfig, form: GivenSeries) -> EvaluationConfi
 
 
 #: Fields of fold that need no schedule of head sizes.
-SIZES_BESIDE_HEADS = ("ff_ratio", "latent", "width", "layers")
+SIZES_BESIDE_HEADS = ("ff_ratio", "latent", "embedding_rank", "width", "layers")
 
 
 class Recipe(BaseModel):
@@ -142,6 +142,12 @@ class Recipe(BaseModel):
         ge=1,
         le=10**6,
         description="with fold: size of one latent for all cross-attention",
+    )
+    embedding_rank: int | None = Field(
+        default=None,
+        ge=1,
+        le=10**6,
+        description="with fold of a Chronos-T5: rank of the token embedding and the output head",
     )
     width: Width | None = Field(
         default=None,
@@ -237,6 +243,7 @@ class Recipe(BaseModel):
 _CHOSEN_BY_A_BUDGET = {
     "ff_ratio": "a budget chooses the hidden units; give no ff_ratio with it",
     "latent": "a budget plans folded heads; give no latent with it",
+    "embedding_rank": "a budget by layer chooses the rank of the embedding; give none with it",
     "layers": "a budget chooses the layers by depth: true; give no layers too",
     "exclude": "a budget considers every layer; give no exclude with it",
 }
@@ -244,6 +251,7 @@ _CHOSEN_BY_A_BUDGET = {
 _OF_FOLD = {
     "ff_ratio": "ff_ratio is for fold; {method} has feed_forward",
     "latent": "latent is for fold; {method} factors each projection",
+    "embedding_rank": "embedding_rank is for fold; {method} factors each projection",
     "width": "width is for fold; {method} factors each projection",
     "layers": "layers is for fold; {method} keeps all of them",
 }
@@ -256,8 +264,8 @@ def _fold_refusals(recipe: Recipe) -> Iterator[str]:
     drops = recipe.fold.dropped
     if schedule is None and not drops and all(size is None for size in sizes):
         yield (
-            "fold needs a schedule of head sizes, ff_ratio, latent, width, layers, univariate or "
-            "single_token"
+            "fold needs a schedule of head sizes, ff_ratio, latent, embedding_rank, width, layers, "
+            "univariate or single_token"
         )
     if schedule is not None and schedule.kind == "budget":
         yield (

@@ -71,6 +71,7 @@ class Grid(BaseModel):
     keep_width: bool = Field(default=False, description="with budgets of fold: d_model stays")
     ff_ratio: tuple[float | None, ...] = Field(default=(None,), min_length=1)
     latent: tuple[int | None, ...] = Field(default=(None,), min_length=1)
+    embedding_rank: tuple[int | None, ...] = Field(default=(None,), min_length=1)
     width: tuple[Width | None, ...] = Field(
         default=(None,), min_length=1, description="dimensions, or a share of d_model: 0.5"
     )
