@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
 import torch
 from shared_fixtures import Command, assert_refused, tiny_recipe
@@ -347,6 +348,16 @@ def test_padding_is_not_read(t5: Path) -> None:
     config: Any = loaded.model.config
     after = token_usage(loaded, [replace(batch, target=cut)])
     assert after[config.pad_token_id] < usage[config.pad_token_id] * 1.5
+
+
+def test_int8_rounds_nothing_that_enters_the_stream(t5: Path, tmp_path: Path) -> None:
+    small = tscompress.compress(t5, embedding_rank=RANK, calibration=CALIBRATION)
+    tscompress.export(small, tmp_path / "out", precision="int8")
+    for file in ("encoder.onnx", "decoder.onnx"):
+        graph = onnx.load(str(tmp_path / "out" / file)).graph
+        stored = {tuple(one.dims): one.data_type for one in graph.initializer}
+        assert stored[RANK, D_MODEL] == onnx.TensorProto.FLOAT  # the projection of the table
+        assert stored[D_MODEL, 40] == onnx.TensorProto.INT8  # a feed-forward
 
 
 def test_costs_are_of_a_dense_model(t5: Path) -> None:

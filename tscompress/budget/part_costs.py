@@ -11,10 +11,10 @@ from torch import nn
 from tscompress.benchmark.workload import Workload
 from tscompress.errors import PlanError, UnsupportedModelError, UsageError
 from tscompress.families.base import Pass
-from tscompress.families.t5_stack import TokenTable, token_table
+from tscompress.families.t5_stack import token_table
 from tscompress.io.text import counted
 from tscompress.plan.architecture import Architecture, AttentionBlock
-from tscompress.plan.layer_plans import TOKENS
+from tscompress.plan.layer_plans import TOKENS, TokenTable
 
 SizeKind = Literal["qk", "vo", "hidden", "embedding"]
 Measure = Literal["parameters", "bytes", "macs", "kv-cache"]
@@ -205,7 +205,7 @@ class TokenPart(SizedPart):
         macs = size * (read * width + _decoded(self.work) * (width + vocabulary))
         # Two tensors more in the header of the file, with longer names.
         header = Costs(bytes=2 * (HEADER_ENTRY + len(f"{self.name}.table.weight")))
-        weights = weights_cost(size * (vocabulary + 2 * width), self.bytes_per_number)
+        weights = weights_cost(self.table.factored(size), self.bytes_per_number)
         return weights + Costs(macs=macs) + header - self.cost
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import nn
 from transformers import T5ForConditionalGeneration
@@ -13,6 +13,7 @@ from tscompress.families.stacks import Sublayer, stack_layers, sublayers
 from tscompress.layers.token_embedding import LowRankEmbedding
 from tscompress.layers.univariate import OwnValues
 from tscompress.plan.architecture import Architecture, AttentionBlock, BlockKind, FeedForward
+from tscompress.plan.layer_plans import TokenTable
 
 #: transformers 5 always ties, and uses the former only to decide whether to scale.
 UNTIED = {"tie_word_embeddings": False, "scale_decoder_outputs": False}
@@ -79,24 +80,6 @@ def _feed_forward(sublayer: Sublayer) -> FeedForward:
             role: f"{name}.{role}" for role in roles if hasattr(module.DenseReluDense, role)
         },
     )
-
-
-class TokenTable(NamedTuple):
-    """Shape of a token embedding; ``tied``: the output head is the same table."""
-
-    vocabulary: int
-    d_model: int
-    tied: bool
-
-    @property
-    def weights(self) -> int:
-        """Of the embedding, and of a head of its own."""
-        return self.vocabulary * self.d_model * (1 if self.tied else 2)
-
-    @property
-    def break_even(self) -> float:
-        """The rank at which factors have as many weights."""
-        return self.weights / (self.vocabulary + 2 * self.d_model)
 
 
 def token_table(model: Any) -> TokenTable | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -254,6 +254,28 @@ class HiddenPlan(BaseModel):
         return f"{self.kept} hidden units"
 
 
+class TokenTable(NamedTuple):
+    """Shape of a token embedding; ``tied``: the output head is the same table."""
+
+    vocabulary: int
+    d_model: int
+    tied: bool
+
+    @property
+    def weights(self) -> int:
+        """Of the embedding, and of a head of its own."""
+        return self.vocabulary * self.d_model * (1 if self.tied else 2)
+
+    def factored(self, rank: int) -> int:
+        """Weights of one table of that rank and of two projections."""
+        return rank * (self.vocabulary + 2 * self.d_model)
+
+    @property
+    def break_even(self) -> float:
+        """The rank at which factors have as many weights."""
+        return self.weights / self.factored(1)
+
+
 class EmbeddingPlan(BaseModel):
     """Token embedding and output head of a Chronos-T5, which become one table of lower rank.
 
@@ -293,12 +315,16 @@ class EmbeddingPlan(BaseModel):
     @property
     def dense_parameters(self) -> int:
         """Weights before, of the embedding and of a head of its own."""
-        return self.vocabulary * self.d_model * (1 if self.tied else 2)
+        return self._table.weights
 
     @property
     def parameters(self) -> int:
         """Weights after, of the table and of both projections."""
-        return self.rank * (self.vocabulary + 2 * self.d_model)
+        return self._table.factored(self.rank)
+
+    @property
+    def _table(self) -> TokenTable:
+        return TokenTable(self.vocabulary, self.d_model, self.tied)
 
     @property
     def text(self) -> str:
