@@ -48,6 +48,7 @@ from tscompress.plan.schedules import PlannedSchedule
 from tscompress.plan.width import dimensions_of
 from tscompress.reports.content import plan_label
 from tscompress.training.distillation import check_comparable
+from tscompress.training.norm_sizes import keep_norm_sizes_
 from tscompress.workflows.recipe import Recipe, validate
 from tscompress.workflows.sweep_points import SweepRecipe, points_of
 
@@ -372,6 +373,40 @@ def test_with_fewer_layers(checkpoint: Path, tmp_path: Path) -> None:
     tscompress.save(small, tmp_path / "small")
     stock = BaseChronosPipeline.from_pretrained(tmp_path / "small")
     assert torch.equal(predict(stock), predict(small))
+
+
+@pytest.mark.parametrize("options", [{}, {"layers": 1}], ids=["all layers", "one layer"])
+def test_norms_of_a_student_get_the_size_of_its_teachers(
+    options: dict[str, Any], checkpoint: Path, tmp_path: Path
+) -> None:
+    """And it says the same to the bit, as sizes are powers of two."""
+    teacher = with_norms(checkpoint)
+    for place, name in enumerate(streams_of(teacher.model).norms):
+        norm: Any = teacher.model.get_submodule(name)
+        norm.weight.data *= 2.0 ** -(place % 4)
+    directory = saved(teacher, tmp_path)
+    student = tscompress.compress(
+        directory, width=WIDTH, calibration=CALIBRATION, fold=FOLD, **options
+    )
+    assert student.plan is not None
+    before, kept = predict(student), student.plan.kept_layers or {}
+    keep_norm_sizes_(student, teacher)
+    assert torch.equal(predict(student), before)
+    sizes = set()
+    for name in streams_of(student.model).norms:
+        old = name
+        if kept and ".block.0." in name:  # the only one left
+            old = name.replace(".0.", f".{kept[name.split('.')[0]][0]}.", 1)
+        ours, theirs = (
+            float(model.get_submodule(path).weight.detach().square().mean().sqrt())  # type: ignore[union-attr, operator]
+            for model, path in ((student.model, name), (teacher.model, old))
+        )
+        last = name == f"{name.split('.')[0]}.final_layer_norm" and ours == 1
+        assert last or 2**-0.5 <= ours / theirs <= 2**0.5
+        sizes.add(ours)
+    assert len(sizes) > 2
+    keep_norm_sizes_(student, teacher)
+    assert torch.equal(predict(student), before)
 
 
 def test_layers_that_say_nothing_go_at_no_cost(checkpoint: Path, tmp_path: Path) -> None:

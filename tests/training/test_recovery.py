@@ -993,10 +993,7 @@ def test_a_run_of_other_batches_is_not_resumed(
     assert int(scheme) == adapter_of(family).defaults.recovery_scheme
     save_file(load_file(state), state, record)
     student, teacher = pair(students, checkpoints, family)
-    assert can_resume(student, teacher, short(steps=1), tmp_path) == (family == "chronos-bolt")
-    if family == "chronos-bolt":
-        recover_(student, teacher, short(steps=1), directory=tmp_path, resume=True)
-        return
+    assert not can_resume(student, teacher, short(steps=1), tmp_path)
     with pytest.raises(RecipeError) as refused:
         recover_(student, teacher, short(steps=1), directory=tmp_path, resume=True)
     assert f"recovery_scheme 1, not {scheme}" in str(refused.value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,7 +14,13 @@ from transformers import T5Config
 
 from tscompress.families.base import ModelShape, Pass, PredictCall, Windows
 from tscompress.families.graphs import BoltGraph, GraphSource, exportable_copy
-from tscompress.families.patches import PatchFamily, patch_count, patch_size, per_observed_step
+from tscompress.families.patches import (
+    PATCH_DEFAULTS,
+    PatchFamily,
+    patch_count,
+    patch_size,
+    per_observed_step,
+)
 from tscompress.families.t5_stack import describe_t5, shape_settings
 from tscompress.plan.architecture import Architecture
 from tscompress.runtime.record import GRAPH_FILE
@@ -28,6 +35,10 @@ class ChronosBolt(PatchFamily):
     pipeline_class = ChronosBoltPipeline
     needed_settings = ("decoder_start_token_id",)
     even_rows = True  # sizes by layer keep more so (eval/notes/folding.md)
+    # With norms as large as the teacher's it learns faster (eval/notes/recovery.md).
+    defaults = replace(
+        PATCH_DEFAULTS, learning_rate_by_distance=5e-3, keeps_norm_sizes=True, recovery_scheme=2
+    )
 
     def recognises(self, config: Mapping[str, Any]) -> bool:
         return bool(config.get("chronos_pipeline_class") == "ChronosBoltPipeline")

@@ -48,6 +48,9 @@ class FamilyDefaults:
         Of Muon, at most this times the distance to the teacher on held-out series before the first
         step: its steps have a size of their own, and lead away where little is to be won back.
         None: no such bound.
+    keeps_norm_sizes
+        In recovery, norms of the student become as large as its teacher's
+        (:mod:`tscompress.training.norm_sizes`).
     recovery_scheme
         Rises when its recovery draws other batches or takes other steps than before: an
         unfinished one of before is then not resumed.
@@ -63,5 +66,6 @@ class FamilyDefaults:
     learning_rates: Mapping[str, float]
     learning_rate_when_small: float | None = None
     learning_rate_by_distance: float | None = None
+    keeps_norm_sizes: bool = False
     recovery_scheme: int = 1
     loss_windows: int | None = None

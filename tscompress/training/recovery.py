@@ -36,6 +36,7 @@ from tscompress.layers.univariate import is_univariate
 from tscompress.training.distillation import check_comparable, distillation_of
 from tscompress.training.held_out import HeldOut
 from tscompress.training.loop import StopRequest, attention_for_training, only_what_is_read
+from tscompress.training.norm_sizes import keep_norm_sizes_
 from tscompress.training.optimizers import make_optimizer
 from tscompress.training.padding import without_padding
 from tscompress.training.rank_watch import RankWatch
@@ -138,6 +139,8 @@ class _Run:
         for loaded in (student, teacher):
             cast_parameters_(loaded.model, torch.float32)
         teacher.model.to(self.accelerator.device)
+        if adapter_of(student.family).defaults.keeps_norm_sizes:
+            keep_norm_sizes_(student, teacher)
         self._trained = {p: p.requires_grad for p in _parameters(student, teacher)}
         student.model.requires_grad_(True)
         if config.freeze_embeddings:
