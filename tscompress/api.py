@@ -144,9 +144,10 @@ def compress(
     width
         With fold: new residual-stream width, ``d_model``. An integer from 2 counts dimensions; a
         float above 0 and at most 1 is a share of ``d_model``, rounded to the nearest integer (1.0
-        keeps it, an integer 1 is refused). The principal directions of most energy are kept. The
-        result is a stock checkpoint. A budget beside it, without keep_width and depth, chooses all
-        other sizes for the narrower model; by layer, that is a factored checkpoint.
+        keeps it, an integer 1 is refused). The principal directions of most energy are kept. A
+        stock checkpoint, if nothing beside it makes another. A budget beside it, without
+        keep_width and depth, chooses all other sizes for the narrower model; by layer, that is a
+        factored checkpoint.
     layers
         Experimental, with fold, but not with a budget: number of layers to keep in the encoder and
         in the decoder; one number is for both. The others are dropped one by one: always the one

@@ -70,6 +70,7 @@ class FactoredChronosPipeline(BaseChronosPipeline):  # type: ignore[misc]
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
         revision, attention = kwargs.pop("revision", None), kwargs.pop("attn_implementation", None)
+        kwargs = {name: value for name, value in kwargs.items() if value is not None}
         if kwargs:
             raise TypeError(
                 f"a factored checkpoint does not take {', '.join(sorted(kwargs))}; "

@@ -539,7 +539,8 @@ def test_a_hub_id_becomes_its_snapshot_and_commit(
     assert (loaded.name, loaded.source, loaded.revision) == ("someone/model",) * 2 + ("0123abc",)
     assert (asked["name"], asked["revision"]) == ("someone/model", "v9")
     # Neither pickles nor code are fetched.
-    assert asked["allow_patterns"] == ["*.json", "*.safetensors"]
+    assert asked["allow_patterns"] == ["*.json", "*.safetensors", "README.md"]
+    assert asked["ignore_patterns"] == ["*/*"]
 
 
 def test_a_cached_commit_is_found_without_a_network(

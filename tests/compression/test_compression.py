@@ -516,7 +516,9 @@ def test_stock_chronos_refuses_and_the_registered_pipeline_opens(
     opened = load(output)
     opened.pipeline, opened.model = pipeline, pipeline.inner_model
     assert torch.equal(predict(opened), predict(compressed))
-    half = BaseChronosPipeline.from_pretrained(output, dtype="bfloat16", device_map="cpu")
+    half = BaseChronosPipeline.from_pretrained(
+        output, dtype="bfloat16", device_map="cpu", token=None, cache_dir=None
+    )
     assert half.inner_model.dtype == torch.bfloat16
     with pytest.raises(TypeError, match="does not take colour"):
         BaseChronosPipeline.from_pretrained(output, colour="red")

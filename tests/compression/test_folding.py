@@ -285,13 +285,23 @@ def test_a_frequency_is_named_once(checkpoints: dict[str, Path]) -> None:
         Plan.model_validate(content)
 
 
-def test_heads_wider_than_the_model_are_refused(tmp_path: Path) -> None:
+def test_heads_wider_than_the_model_lose_what_is_beyond_it(tmp_path: Path) -> None:
     recipe = tiny_recipe("chronos-bolt")
     wide = recipe.architecture.model_copy(update={"d_kv": 2 * recipe.architecture.d_model})
     save_pretrained(build_model(recipe.model_copy(update={"architecture": wide})), tmp_path)
-    for options in ({"rank": 4}, {"budget": "parameters=0.7"}):
-        with pytest.raises(PlanError, match=r"head size \d+, above d_model \d+"):
-            tscompress.compress(str(tmp_path), calibration=CALIBRATION, **options)
+    d_model = wide.d_model
+    with pytest.raises(PlanError, match=f"head size {d_model + 1} is above d_model {d_model}"):
+        tscompress.compress(str(tmp_path), calibration=CALIBRATION, rank=d_model + 1)
+    whole = tscompress.compress(
+        str(tmp_path), calibration=CALIBRATION, rank=d_model, fold=FoldConfig(refit="none")
+    )
+    context = torch.arange(40.0).sin()
+    expected: Any = tscompress.load(tmp_path).forecaster
+    found: Any = whole.forecaster
+    torch.testing.assert_close(found.predict(context), expected.predict(context))
+    smaller = tscompress.compress(str(tmp_path), calibration=CALIBRATION, budget="parameters=0.8")
+    assert smaller.plan is not None
+    assert all(h.qk_size <= d_model or h.qk_size == h.head_size for h in smaller.plan.heads)
 
 
 @pytest.mark.parametrize("strip", [1, 16, 30])

@@ -95,6 +95,14 @@ def test_calibration_by_hand() -> None:
     assert found.crossing_rate == 0
 
 
+def test_flat_series_that_are_forecast_exactly_are_covered() -> None:
+    labels = np.array([[299.99], [17.31], [0.1]])
+    quantiles = np.broadcast_to(labels.astype(np.float32)[:, None], (3, 9, 1))
+    found = calibration(quantiles, labels)
+    assert found.coverage == 1.0
+    assert found.frequencies == (1.0,) * 9
+
+
 def test_crossing_quantiles_are_counted() -> None:
     quantiles = np.arange(9.0)[None, :, None] * np.ones((1, 1, 2))
     quantiles[0, 3, 1] = 7.0  # above the next four levels, and one pair of neighbours crosses

@@ -297,6 +297,25 @@ def test_digests_of_models_do_not_depend_on_the_process(checkpoint: Path) -> Non
     assert first == second != model_digest("seasonal-naive")
 
 
+def test_packed_weights_count(checkpoint: Path) -> None:
+    """Quantized layers may hold theirs as no parameter and no buffer."""
+
+    class Packed(torch.nn.Module):
+        def __init__(self, value: float) -> None:
+            super().__init__()
+            self._value = value
+
+        def get_extra_state(self) -> Any:
+            return torch.int8, (torch.full((2, 2), self._value), None)
+
+    def digest(value: float) -> str:
+        pipeline = load(checkpoint).forecaster
+        pipeline.inner_model.add_module("packed", Packed(value))
+        return model_digest(pipeline)
+
+    assert digest(1) == digest(1) != digest(2)
+
+
 # --- interruptions --------------------------------------------------------------------------------
 
 

@@ -24,7 +24,7 @@ from tscompress.probing.results import (
     load_probes,
     probe_content,
 )
-from tscompress.probing.skill import estimate
+from tscompress.probing.skill import draws, estimate
 from tscompress.probing.tables import probe_tables
 from tscompress.probing.tasks import TASKS, ProbeTask, seasonal_naive
 from tscompress.workflows.recipe import Recipe, load_recipe
@@ -98,12 +98,21 @@ def test_one_series_has_no_interval_and_a_flat_task_is_refused() -> None:
         mixture(flat, 1.0)
 
 
+def test_resamples_in_parts_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = np.concatenate(list(draws("season", 9)))
+    monkeypatch.setattr("tscompress.probing.skill.MAX_DRAWS", 700)
+    parts = list(draws("season", 9))
+    assert whole.shape == (1000, 8)
+    assert len(parts) == 13
+    np.testing.assert_array_equal(np.concatenate(parts), whole)
+
+
 def test_draws_that_are_not_defined_widen_an_interval() -> None:
     """They took it away, and what had none was taken as sure."""
-    draws = np.linspace(0, 1, 1000)
-    whole = estimate(0.5, draws)
+    spread = np.linspace(0, 1, 1000)
+    whole = estimate(0.5, spread)
     assert (whole.low, whole.high) == (pytest.approx(0.025), pytest.approx(0.975))
-    few, many = draws.copy(), draws.copy()
+    few, many = spread.copy(), spread.copy()
     few[500:510] = np.nan
     many[400:600] = np.nan
     some, most = estimate(0.5, few), estimate(0.5, many)

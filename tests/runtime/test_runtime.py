@@ -26,6 +26,7 @@ from tscompress.errors import (
     UsageError,
 )
 from tscompress.families.exported import exported_pipeline
+from tscompress.runtime.contexts import stacked
 from tscompress.runtime.quantiles import empirical, interpolated, weighted
 from tscompress.runtime.record import GRAPH_FILE, RECORD_FILE
 
@@ -98,7 +99,9 @@ def test_chronos2_forecasts_as_the_stock_pipeline(
         "array": np.stack(series(32, 32, 32, 32)).reshape(2, 2, 32),
         "cross-learning": series(48, 48, 40),
     }[kind]
-    options: dict[str, Any] = {"batch_size": 5, "cross_learning": kind == "cross-learning"}
+    # Beyond one call one path of each row at a time, some, or all.
+    batch_size = {"series": 12, "rows": 64}.get(kind, 5)
+    options: dict[str, Any] = {"batch_size": batch_size, "cross_learning": kind == "cross-learning"}
     stock: Any = load(checkpoints["chronos-2"]).forecaster
     expected = stock.predict_quantiles(contexts, horizon, levels, **options)
     forecaster: Any = runtime.load(exported["chronos-2"])
@@ -166,6 +169,11 @@ def test_torch_is_not_needed(family: str, exported: dict[str, Path]) -> None:
 # --------------------------------------------------------------------------------------------------
 # Quantiles
 # --------------------------------------------------------------------------------------------------
+
+
+def test_long_series_are_cut_before_others_are_padded() -> None:
+    found = stacked([np.arange(1000.0), np.array([5.0])], 3)
+    np.testing.assert_array_equal(found, [[997, 998, 999], [np.nan, np.nan, 5]])
 
 
 def test_quantiles_of_values_are_those_of_torch() -> None:

@@ -10,7 +10,7 @@ import pytest
 from tscompress.benchmark.workload import Workload
 from tscompress.checkpoints.load import load
 from tscompress.compression.fold_config import FoldConfig
-from tscompress.errors import UsageError
+from tscompress.errors import RecipeError, UsageError
 from tscompress.workflows.early_checks import check_measurements
 from tscompress.workflows.recipe import EvaluationConfig, Recipe
 
@@ -41,6 +41,18 @@ def test_a_univariate_fold_is_not_measured_with_cross_learning(
         check_measurements(recipe, loaded, "cpu")
     # With group attention both can be.
     check_measurements(recipe.model_copy(update={"fold": FoldConfig()}), loaded, "cpu")
+
+
+def test_a_device_of_the_bench_that_is_not_the_commands_is_refused(
+    checkpoints: dict[str, Path],
+) -> None:
+    loaded = load(checkpoints["chronos-2"])
+    measured = univariate(checkpoints["chronos-2"], bench=BENCH)
+    recipe = measured.model_copy(
+        update={"fold": FoldConfig(), "bench": BENCH.model_copy(update={"device": "cuda"})}
+    )
+    with pytest.raises(RecipeError, match=r"bench: device: 'cuda'.* give --device cuda"):
+        check_measurements(recipe, loaded, "cpu")
 
 
 def test_a_univariate_fold_is_not_scored_with_covariates(checkpoints: dict[str, Path]) -> None:

@@ -173,6 +173,8 @@ def test_one_recipe_serves_many_models(tmp_path: Path) -> None:
     assert other.output == str(tmp_path / "t5")
     same = load_recipe(path, model="reference/bolt")
     assert (same.revision, same.output) == ("v1", "out/bolt")
+    path.write_text(yaml.safe_dump({"output": "out", "revision": "v1"}))
+    assert load_recipe(path, model="reference/t5").revision == "v1"  # it is of no other model
 
 
 @pytest.mark.parametrize(

@@ -145,6 +145,11 @@ def test_the_recipe_of_a_recovery_replays_it(
     text = make_card(tmp_path / "thrice").text
     assert "distilled from the original, 3 times; the recipe has the last;" in text
     assert "distilled from the original; `prov" in make_card(tmp_path / "once").text
+    recover_checkpoint(str(tmp_path / "once"), str(student), tmp_path / "other", config)
+    assert (
+        "distilled from `student`, where the recipe takes the original, 2 times"
+        in make_card(tmp_path / "other").text
+    )
 
 
 @pytest.mark.parametrize("method", ["svd", "fold"])

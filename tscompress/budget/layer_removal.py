@@ -63,7 +63,8 @@ def layers_that_stay(
     """Stack to the indices of the layers that the forecast loss on ``batches`` needs most.
 
     The others are dropped one by one: always the one whose loss rises least once the feed-forward
-    before it is fitted. Each time all kept layers are fitted again. Losses are cached.
+    before it is fitted. Each time all kept layers are fitted again, if ``fold`` refits to the
+    residual stream. Losses are cached.
 
     Parameters
     ----------

@@ -41,7 +41,7 @@ from tscompress.compression.fold_layers import (
     with_free_frequencies,
 )
 from tscompress.compression.fold_moments import attention_moments, hidden_moments, patch_moments
-from tscompress.compression.fold_plans import PATCH_EMBEDDINGS, check_heads, fold_plan
+from tscompress.compression.fold_plans import PATCH_EMBEDDINGS, fold_plan
 from tscompress.compression.layer_walk import Step, advance_, walk
 from tscompress.compression.recording import Recording, blocks_of, record
 from tscompress.compression.residual_stream import principal_directions, projected
@@ -121,8 +121,6 @@ def measure_sensitivity(
         There is no window, or none has an observed target.
     FactorizationError
         A decomposition or a loss is not finite; the message names the layer.
-    UsageError
-        The cache cannot be written.
     UnsupportedModelError
         The model does not forecast.
     """
@@ -226,13 +224,13 @@ def _wanted_parts(
             raise PlanError(f"{label} ratios must lie between 0 and 1, not {ratio}.")
     architecture = loaded.architecture
     whole = fold_plan(loaded.model, architecture)
-    check_heads(whole.heads)
     width = whole.heads[0].d_model
     widths = _below(width, [max(1, round(r * width)) for r in width_ratios])
     wanted: list[WantedPart] = [WantedPart(STREAM, "width", width, widths)] if widths else []
     for head in whole.heads:
         size = head.head_size
         tried = _below(size, default_head_sizes(size) if head_sizes is None else head_sizes)
+        tried = tuple(one for one in tried if one <= head.d_model)
         rotated = tried
         if head.frequencies is not None:
             kept = (lambda s: s % 2 == 0) if free_frequencies else partial(stock_frequencies, size)

@@ -45,6 +45,12 @@ def model_digest(model: BaseChronosPipeline | str) -> str:
         digest.add(f"module {name}", [type(module).__qualname__, _plain_attributes(module)])
     for name, tensor in [*inner.named_parameters(), *inner.named_buffers()]:
         digest.add_tensor(name, tensor)
+    # Quantized layers of torch.ao hold their weights as neither.
+    held = {name for name, _ in inner.named_parameters(remove_duplicate=False)}
+    held |= {name for name, _ in inner.named_buffers(remove_duplicate=False)}
+    for name, value in inner.state_dict().items():
+        if name not in held:
+            digest.add_value(name, value)
     return digest.hexdigest()
 
 
@@ -109,6 +115,8 @@ class _ContentHash:
         elif isinstance(value, Mapping):
             self.add(label, list(value))
             self.add_value(label, tuple(value.values()))
+        elif isinstance(value, torch.Tensor):
+            self.add_tensor(label, value.dequantize() if value.is_quantized else value)
         elif isinstance(value, SeriesCovariates):
             self.add_value(label, (value.past, value.future))
         else:

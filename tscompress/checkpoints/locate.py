@@ -105,10 +105,13 @@ def _download(source: str, revision: str | None) -> tuple[Path, str | None]:
     from huggingface_hub.errors import HfHubHTTPError
 
     def fetch(*, cached: bool = False) -> Path:
-        patterns = ["*.json", "*.safetensors"]
         return Path(
             snapshot_download(
-                source, revision=revision, allow_patterns=patterns, local_files_only=cached
+                source,
+                revision=revision,
+                allow_patterns=["*.json", "*.safetensors", "README.md"],  # its card has the licence
+                ignore_patterns=["*/*"],  # such as the checkpoints of a training
+                local_files_only=cached,
             )
         )
 

@@ -38,7 +38,7 @@ app = typer.Typer(
         "that ship with tscompress), or the output of compress.\n\n"
         "First steps, offline:\n\n"
         "  tscompress profile reference/bolt\n\n"
-        "  tscompress compress reference/bolt --rank 8 --ff-ratio 0.25 --output small\n\n"
+        "  tscompress compress reference/bolt --width 0.5 --ff-ratio 0.5 --output small\n\n"
         "  tscompress evaluate small --against reference/bolt\n\n"
         "  tscompress bench small --against reference/bolt"
     ),

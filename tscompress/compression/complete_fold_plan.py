@@ -41,7 +41,7 @@ def complete_fold_plan(model: nn.Module, architecture: Architecture, plan: Plan)
     whole = fold_plan(
         model, architecture, univariate=plan.univariate, single_token=plan.single_token
     )
-    check_heads(head for head in plan.heads if head.parameters < head.dense_parameters)
+    check_heads(plan.heads)
     there: tuple[HeadPlan | HiddenPlan, ...] = (*whole.heads, *whole.hidden)
     given: tuple[HeadPlan | HiddenPlan, ...] = (*plan.heads, *plan.hidden)
     known = {layer.name: layer for layer in there}

@@ -454,17 +454,18 @@ def embedding_plan(
 
 
 def check_heads(heads: Iterable[HeadPlan]) -> None:
-    """Refuse to fold heads that are wider than their input, which no checkpoint has.
+    """Refuse to fold heads to more dimensions than their input has; a rank is at most that.
 
     Raises
     ------
     PlanError
     """
     for head in heads:
-        if head.head_size > head.d_model:
+        sizes = [size for size in (head.qk_size, head.vo_size) if size < head.head_size]
+        if sizes and max(sizes) > head.d_model:
             raise PlanError(
-                f"{head.name} has head size {head.head_size}, above d_model {head.d_model}; "
-                "such heads are not folded. Use method svd."
+                f"{head.name}: head size {max(sizes)} is above d_model {head.d_model}, which is "
+                "the most that such heads have use for. Give that, or less."
             )
 
 

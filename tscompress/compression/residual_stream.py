@@ -263,5 +263,5 @@ def sliced_weights(loaded: LoadedModel, width: int) -> dict[str, Tensor]:
             tensor = tensor[:width]
         elif name in _EMBEDDINGS:
             tensor = tensor[:, :width]
-        weights[key] = tensor.contiguous()
+        weights[key] = tensor.clone(memory_format=torch.contiguous_format)  # no view of the whole
     return weights

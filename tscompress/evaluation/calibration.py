@@ -39,6 +39,7 @@ def calibration(quantiles: Quantiles, labels: SeriesArray) -> Calibration:
         ``[N, horizon]``; missing ones are NaN and excluded.
     """
     known = np.isfinite(labels)
+    labels = labels.astype(quantiles.dtype)  # else a value forecast exactly may lie beside itself
     below = (labels[:, None, :] <= quantiles).transpose(1, 0, 2)[:, known]  # [9, labels]
     inside = (labels >= quantiles[:, 0]) & (labels <= quantiles[:, -1])  # [N, H]
     frequencies = below.mean(axis=1)

@@ -268,6 +268,6 @@ def _measures(quantiles: Quantiles, dataset: EvaluationDataset) -> dict[str, flo
 
 
 def _distinct_seeds(seeds: Sequence[int]) -> tuple[int, ...]:
-    if not seeds or len(set(seeds)) != len(seeds):
-        raise UsageError(f"seeds are {list(seeds)}; give one or more, each once.")
+    if not seeds or len(set(seeds)) != len(seeds) or min(seeds) < 0:
+        raise UsageError(f"seeds are {list(seeds)}; give one or more from 0 on, each once.")
     return tuple(seeds)

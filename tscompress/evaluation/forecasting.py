@@ -72,7 +72,8 @@ def forecast(
     random numbers of a batch depend only on ``seed``, ``stream`` and its position, so two models
     are compared on common random numbers; the global generator is restored. A batch that does not
     fit into memory is computed in parts with the same random numbers, and the processes of
-    ``torchrun`` share the batches: both change forecasts only by rounding.
+    ``torchrun`` share the batches: both change forecasts only by rounding, which in an int8 graph
+    depends on all series of a call.
 
     Parameters
     ----------

@@ -38,6 +38,8 @@ _KINDS: tuple[BlockKind, ...] = ("time", "group")
 #: It attends over as many patches ahead as it is asked for: recovery asks for one, two and four
 #: (horizon, share of batches; eval/notes/recovery.md).
 _HORIZONS = ((16, 0.4), (32, 0.3), (64, 0.3))
+#: Quantiles whose paths go on beyond one call.
+_UNROLLED = 9
 _SHAPES = tuple(
     shape._replace(horizon=horizon, weight=round(share * shape.weight, 4))
     for shape in PATCH_DEFAULTS.batch_shapes
@@ -278,17 +280,21 @@ class Chronos2(PatchFamily):
         return (features[:, -patch_size:] > 0).any(1) | (features[:, 0] >= 0)
 
     def passes(self, settings: Mapping[str, Any], call: PredictCall) -> Iterator[Pass]:
-        outputs = math.ceil(call.horizon / settings["output_patch_size"])
-        context = min(call.context_length, settings["context_length"])
-        # The future is embedded too, as patches without values.
-        patches = patch_count(settings, context) + outputs
-        yield Pass(
-            series=call.batch_size,
-            encoder_tokens=patches + settings.get("use_reg_token", False),
-            input_patches=patches,
-            paths=1,
-            outputs=outputs,
-        )
+        size, most = settings["output_patch_size"], settings.get("max_output_patches", 1)
+        outputs = math.ceil(call.horizon / size)
+        # From the second pass on, each of these quantiles continues its own path.
+        for done in range(0, outputs, most):
+            ahead = min(most, outputs - done)
+            context = min(call.context_length + done * size, settings["context_length"])
+            # The future is embedded too, as patches without values.
+            patches = patch_count(settings, context) + ahead
+            yield Pass(
+                series=call.batch_size * (_UNROLLED if done else 1),
+                encoder_tokens=patches + settings.get("use_reg_token", False),
+                input_patches=patches,
+                paths=1,
+                outputs=ahead,
+            )
 
     def stock_config(self, shape: ModelShape) -> Chronos2CoreConfig:
         if shape.num_decoder_layers:

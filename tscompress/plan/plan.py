@@ -100,6 +100,11 @@ class Plan(BaseModel):
             except PlanError as error:
                 raise ValueError(str(error).removesuffix(".")) from None
         cross = [head for head in self.heads if head.kind == "cross"]
+        latents = [head.qk_size for head in cross if head.latent]
+        if self.width is not None and max(latents, default=0) > self.width.kept:
+            raise ValueError(
+                f"a latent of size {max(latents)} is above the new d_model {self.width.kept}"
+            )
         if len({head.qk_size if head.latent else None for head in cross}) > 1:
             raise ValueError("all cross-attention reads one latent: give every block the same size")
         if len({head.univariate for head in self.heads if head.kind == "group"}) > 1:

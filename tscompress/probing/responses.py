@@ -6,7 +6,6 @@ were one higher" badly: at the wrong size, or at other steps.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
@@ -23,7 +22,7 @@ from tscompress.probing.regressions import (
     ridge_regression,
     two_stage,
 )
-from tscompress.probing.skill import RESAMPLES, Estimate, estimate
+from tscompress.probing.skill import RESAMPLES, Estimate, draws, estimate
 
 _STRICT = ConfigDict(extra="forbid", frozen=True)
 #: A model does not respond where its slope is at most this, or may be 0.
@@ -187,9 +186,12 @@ def _resampled(name: str, columns: Columns, measure: Measure) -> Array:
     count = len(columns.effect)
     if count == 1:
         return np.full(RESAMPLES, np.nan)
-    rng = np.random.default_rng(zlib.crc32(name.encode()))
-    picks = rng.integers(count, size=(RESAMPLES, count - 1))
-    return measure({key: column[picks] for key, column in _arrays(columns).items()})
+    arrays = _arrays(columns)
+    parts = [
+        measure({key: column[picks] for key, column in arrays.items()})
+        for picks in draws(name, count)
+    ]
+    return np.concatenate(parts)
 
 
 # --------------------------------------------------------------------------------------------------

@@ -11,11 +11,14 @@ Series are resampled for 95% intervals, the same ones for all models (see
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterator
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, model_validator
+
+from tscompress.evaluation.intervals import MAX_DRAWS
 
 Array = npt.NDArray[np.float64]
 
@@ -73,9 +76,17 @@ class Losses(BaseModel):
         count = len(self.model)
         if count == 1:
             return np.full(RESAMPLES, np.nan)
-        rng = np.random.default_rng(zlib.crc32(name.encode()))
-        picks = rng.integers(count, size=(RESAMPLES, count - 1))
-        return _skill(*(np.array(getattr(self, column))[picks] for column in _columns(of)))
+        columns = [np.array(getattr(self, column)) for column in _columns(of)]
+        parts = [_skill(*(column[picks] for column in columns)) for picks in draws(name, count)]
+        return np.concatenate(parts)
+
+
+def draws(name: str, count: int) -> Iterator[npt.NDArray[np.int64]]:
+    """Resamples ``[R, count − 1]`` of series for the task ``name``, some at a time."""
+    rng = np.random.default_rng(zlib.crc32(name.encode()))
+    step = max(1, MAX_DRAWS // count)
+    for first in range(0, RESAMPLES, step):
+        yield rng.integers(count, size=(min(step, RESAMPLES - first), count - 1))
 
 
 def _columns(of: str) -> tuple[str, str, str]:

@@ -139,12 +139,12 @@ class Chronos2Forecaster(PatchForecaster):
             sizes = [len(task.context) for task in batch]
             groups = np.repeat(np.arange(len(batch)), sizes)
             rows = Rows(
-                stacked([task.context[:, -self.context_length :] for task in batch]),
+                stacked([task.context for task in batch], self.context_length),
                 np.zeros_like(groups) if cross_learning else groups,
                 np.concatenate([task.future for task in batch]),
             )
             starts = np.cumsum([0, *sizes[:-1]])
-            output = self._forecast_rows(rows, steps)
+            output = self._forecast_rows(rows, steps, batch_size)
             found += [
                 output[start : start + task.targets]
                 for start, task in zip(starts, batch, strict=True)
@@ -160,18 +160,33 @@ class Chronos2Forecaster(PatchForecaster):
         order = np.argsort(self.quantiles, kind="stable")
         return interpolated(own[..., order], np.asarray(self.quantiles)[order], levels)
 
-    def _forecast_rows(self, rows: Rows, steps: int) -> FloatArray:
-        """Quantiles ``[B, Q, steps]``; beyond one call, of weighted paths."""
+    def _forecast_rows(self, rows: Rows, steps: int, batch_size: int) -> FloatArray:
+        """Quantiles ``[B, Q, steps]``; beyond one call, of weighted paths.
+
+        Paths of different quantiles do not attend to each other, so that no call needs all.
+        """
+        together = max(1, batch_size // len(rows.context))
         output = self._call(rows, steps)
         found, done = [output], output.shape[-1]
         if done < steps:
             rows = self._paths(rows)
         while done < steps:
             rows = self._moved_on(rows, found[-1])
-            output = self._call(rows, steps - done)  # [B P, Q, h]
+            output = self._call_paths(rows, steps - done, together)  # [B P, Q, h]
             found.append(self._of_paths(output))
             done += output.shape[-1]
         return np.concatenate(found, axis=-1)[..., :steps]
+
+    def _call_paths(self, rows: Rows, steps: int, together: int) -> FloatArray:
+        """As :meth:`_call` ``[B P, Q, h]``, of so many paths of every row at a time."""
+        count = len(_PATHS)
+        parts = []
+        for first in range(0, count, together):
+            part = Rows(*(_some_paths(values, first, together) for values in rows))
+            output = self._call(part, steps)
+            parts.append(output.reshape(len(rows.context) // count, -1, *output.shape[1:]))
+        found = np.concatenate(parts, axis=1)  # [B, P, Q, h]
+        return found.reshape(-1, *found.shape[2:])
 
     def _call(self, rows: Rows, steps: int) -> FloatArray:
         """Quantiles of the next patches, as many as are needed and one call has."""
@@ -222,6 +237,12 @@ class Chronos2Forecaster(PatchForecaster):
         every = output.reshape(-1, len(_PATHS) * levels, steps).swapaxes(1, 2)
         masses = np.outer(probability_masses(_PATHS), probability_masses(self.quantiles))
         return weighted(every, masses.reshape(-1), self.quantiles).swapaxes(1, 2)
+
+
+def _some_paths(values: npt.NDArray[Any], first: int, together: int) -> npt.NDArray[Any]:
+    """Of ``[B P, ...]`` the paths from ``first`` on, ``[B together, ...]``."""
+    of_rows = values.reshape(-1, len(_PATHS), *values.shape[1:])[:, first : first + together]
+    return of_rows.reshape(-1, *values.shape[1:])
 
 
 def _padded(known: FloatArray, steps: int) -> FloatArray:

@@ -44,7 +44,7 @@ class ChronosBoltForecaster(PatchForecaster):
             See :meth:`predict_quantiles`.
         """
         steps = self.checked_length(prediction_length)
-        return self.forecast(stacked(univariate(contexts)), steps)
+        return self.forecast(stacked(univariate(contexts), self.context_length), steps)
 
     def predict_quantiles(
         self,
@@ -66,7 +66,8 @@ class ChronosBoltForecaster(PatchForecaster):
         levels = self.checked_levels(quantile_levels)
         median = self.median_index()
         steps = self.checked_length(prediction_length)
-        own = self.forecast(stacked(univariate(contexts)), steps).swapaxes(1, 2)  # [B, H, Q]
+        context = stacked(univariate(contexts), self.context_length)
+        own = self.forecast(context, steps).swapaxes(1, 2)  # [B, H, Q]
         if set(levels) <= set(self.quantiles):
             return own[..., [self.quantiles.index(one) for one in levels]], own[..., median]
         widened = np.concatenate([own[..., :1], own, own[..., -1:]], axis=-1)

@@ -107,7 +107,8 @@ class ChronosT5Forecaster(Forecaster):
         uniforms
             The random numbers themselves, ``[B, P, H]``, from 0 to below 1.
         batch_size
-            Series that are decoded together; forecasts do not depend on it but for rounding.
+            Series that are decoded together; forecasts depend on it by rounding, those of an int8
+            graph more, whose scale of activations is that of all its series.
 
         Returns
         -------
@@ -127,7 +128,7 @@ class ChronosT5Forecaster(Forecaster):
         given = settings["num_samples"] if num_samples is None else num_samples
         paths = positive_integer(given, "num_samples")
         size = positive_integer(batch_size, "batch_size")
-        context = stacked(univariate(contexts))
+        context = stacked(univariate(contexts), self.context_length)
         numbers = _random_numbers((len(context), paths, steps), seed, uniforms)
         found = []
         for first in range(0, len(context), size):

@@ -84,8 +84,13 @@ def tasks_of(contexts: Any, horizon: int, *, observed: bool = True) -> list[Task
     ]
 
 
-def stacked(rows: Sequence[FloatArray]) -> FloatArray:
-    """``[B, T]`` of arrays ``[T_i]`` or ``[R_i, T_i]``, with NaN before those that are shorter."""
+def stacked(rows: Sequence[FloatArray], steps: int | None = None) -> FloatArray:
+    """``[B, T]`` of the last ``steps`` of arrays ``[T_i]`` or ``[R_i, T_i]``; None: of all.
+
+    NaN come before those that are shorter than the longest.
+    """
+    if steps is not None:
+        rows = [one[..., -steps:] for one in rows]
     longest = max(one.shape[-1] for one in rows)
     return np.concatenate([pad_left(np.atleast_2d(one), longest) for one in rows])
 

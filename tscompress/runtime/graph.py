@@ -160,6 +160,8 @@ def _session(content: bytes, path: Path, threads: int) -> Any:
     options.log_severity_level = 3  # errors
     # Weights in 8 bits become float32 once, when the session opens, and not in every call.
     options.add_session_config_entry("session.disable_quant_qdq", "1")
+    # Its threads would otherwise spin on after a call, and slow what runs next.
+    options.add_session_config_entry("session.force_spinning_stop", "1")
     try:
         return onnxruntime.InferenceSession(
             content, sess_options=options, providers=["CPUExecutionProvider"]

@@ -152,7 +152,8 @@ def compress_checkpoint(
     recipe = recipe.model_copy(update={"model": loaded.source, "revision": loaded.revision})
     if plan is None:
         if dry_run:
-            return Compression(plan_loaded(loaded, recipe, series=given, on_progress=on_progress))
+            planned = plan_loaded(loaded, recipe, series=given, on_progress=on_progress)
+            return Compression(check_smaller(planned))
         check_sizes(loaded, recipe)
     with (
         claimed_by_main(None if dry_run else output),

@@ -11,7 +11,7 @@ from tscompress.data.reading.format import GivenSeries
 from tscompress.data.reading.summary import SeriesSummary
 from tscompress.data.streaming import check_sources, summaries
 from tscompress.data.suites import COVARIATES_SUITE, load_suite
-from tscompress.errors import UsageError
+from tscompress.errors import RecipeError, UsageError
 from tscompress.evaluation.joint import are_joint, check_settings
 from tscompress.evaluation.results import Settings
 from tscompress.workflows.compress import check_sizes
@@ -54,6 +54,12 @@ def check_measurements(recipe: Recipe, loaded: LoadedModel, device: str) -> None
     if recipe.scored_on is not None:
         _check_evaluation(recipe.scored_on, recipe, loaded)
     if recipe.bench is not None:
+        asked = recipe.bench.device
+        if asked not in ("cpu", device):  # cpu is also what recorded recipes say of themselves
+            raise RecipeError(
+                f"bench: device: {asked!r}, and the models are on {device!r}; give --device "
+                f"{asked}, or leave it out."
+            )
         _check_bench(recipe.bench.on(device), recipe, loaded)
 
 

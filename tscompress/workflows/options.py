@@ -123,7 +123,8 @@ def choose_schedule(
         raise UsageError(
             f"{came}; give exactly one of rank, epsilon, energy, schedule, fit and budget"
             + (
-                ", or ff_ratio, latent, embedding_rank, layers, univariate or single_token alone."
+                ", or width, ff_ratio, latent, embedding_rank, layers, univariate or "
+                "single_token alone."
                 if alone
                 else "."
             )

@@ -326,7 +326,7 @@ def load_recipe(
     """
     content = read_recipe(path)
     if model is not None:
-        if content.get("model") != model:
+        if content.get("model") not in (None, model):
             content.pop("revision", None)
         content["model"] = model
     if output is not None:
