@@ -33,7 +33,7 @@ def keep_norm_sizes_(student: LoadedModel, teacher: LoadedModel) -> None:
     model: Any = student.model
     theirs, streams = _sizes(teacher.model), streams_of(model)
     for norm, size in _sizes(model).items():
-        factor = theirs[_before_dropping(norm, kept)] / size
+        factor = theirs.get(_before_dropping(norm, kept), size) / size  # it may lack the layer
         model.get_submodule(norm).weight.mul_(factor)
         for name, read in streams.readers.items():
             if read == norm:
