@@ -431,6 +431,9 @@ def test_power_law_matches_the_paper_and_rounds_like_its_code() -> None:
     assert linalg.power_law_ranks(range(6), 3, 0.27) == [3, 4, 5, 5, 5, 5]
     assert linalg.power_law_ranks(range(6), 3, 0.27, powers_of_two=True) == [4] * 6
     assert linalg.power_law_ranks(range(3), 64, 0.0) == [64, 64, 64]
+    for rank in range(1, 65):  # a law that is fitted to whole ranks gives them back
+        law = linalg.fit_power_law(range(4), [rank] * 4)
+        assert linalg.power_law_ranks(range(4), *law) == [rank] * 4
 
 
 @given(st.floats(0.01, 500), st.floats(0, 3))

@@ -24,7 +24,7 @@ from tscompress.budget.costs import CostModel
 from tscompress.budget.part_costs import Costs
 from tscompress.checkpoints.load import cast_parameters_, kept_whole, load
 from tscompress.errors import PlanError, UnsupportedModelError, UsageError
-from tscompress.families.registry import build_empty, describe, wrap_pipeline
+from tscompress.families.registry import adapter_of, build_empty, describe, wrap_pipeline
 from tscompress.layers.low_rank import LowRankLinear
 from tscompress.plan.layer_plans import HeadPlan, HiddenPlan, ProjectionPlan, stock_frequencies
 from tscompress.plan.plan import Plan
@@ -364,6 +364,16 @@ def test_workloads_of_several_passes(family: str, longest: int) -> None:
         cost_model(family, Workload(context_length=64, horizon=longest + 1))
     with pytest.raises(UsageError, match="context_length is 200"):
         cost_model(family, Workload(context_length=200, horizon=1))
+
+
+def test_paths_of_chronos2_count_beyond_one_call() -> None:
+    settings = {"input_patch_size": 16, "input_patch_stride": 16, "output_patch_size": 16}
+    settings |= {"context_length": 128, "max_output_patches": 4}
+    call = Workload(batch_size=3, context_length=64, horizon=150)  # ten patches: 4, 4 and 2
+    found = list(adapter_of("chronos-2").passes(settings, call))
+    assert [one.series for one in found] == [3, 27, 27]
+    assert [one.outputs for one in found] == [4, 4, 2]
+    assert [one.input_patches for one in found] == [4 + 4, 8 + 4, 8 + 2]
 
 
 def test_factored_and_encoder_models_are_refused() -> None:

@@ -734,6 +734,14 @@ def test_dry_run_shows_the_plan_and_writes_nothing(
     assert Plan.parse(outcome.json) == Plan.load(tmp_path / "out" / "plan.json")
 
 
+def test_a_dry_run_refuses_what_the_command_refuses(
+    command: Command, bolt: Path, tmp_path: Path
+) -> None:
+    arguments = ("compress", bolt, "--output", tmp_path / "out", "--width", "1.0", *CALIBRATE)
+    for flags in ((), ("--dry-run",)):
+        assert_refused(command(*arguments, *flags), 2, "keeps every layer dense")
+
+
 def test_an_edited_plan_is_obeyed(command: Command, bolt: Path, tmp_path: Path) -> None:
     command("compress", bolt, "--output", tmp_path / "first", "--rank", 3, *CALIBRATE)
     content = json.loads((tmp_path / "first" / "plan.json").read_text())

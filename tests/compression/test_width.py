@@ -393,6 +393,7 @@ def test_norms_of_a_student_get_the_size_of_its_teachers(
     keep_norm_sizes_(student, teacher)
     assert torch.equal(predict(student), before)
     sizes = set()
+    stacks = [stack for stack in STACKS if hasattr(student.model, stack)]
     for name in streams_of(student.model).norms:
         old = name
         if kept and ".block.0." in name:  # the only one left
@@ -401,8 +402,10 @@ def test_norms_of_a_student_get_the_size_of_its_teachers(
             float(model.get_submodule(path).weight.detach().square().mean().sqrt())  # type: ignore[union-attr, operator]
             for model, path in ((student.model, name), (teacher.model, old))
         )
-        last = name == f"{name.split('.')[0]}.final_layer_norm" and ours == 1
-        assert last or 2**-0.5 <= ours / theirs <= 2**0.5
+        if name == f"{stacks[-1]}.final_layer_norm":  # no layer reads it
+            assert ours == 1
+        else:
+            assert 2**-0.5 <= ours / theirs <= 2**0.5, name
         sizes.add(ours)
     assert len(sizes) > 2
     for other in (teacher, student):  # the student may lack the layer that it is asked for
@@ -496,6 +499,31 @@ def test_a_narrow_student_learns(checkpoint: Path) -> None:
     assert set(weights(recovered)) == set(before)
     with pytest.raises(UsageError, match=r"d_model 24 .* 12"):
         check_comparable(small, load(checkpoint))
+
+
+def test_only_a_recovered_bolt_gets_norms_as_small_as_its_teachers(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    teacher = with_norms(checkpoint)
+    for name in streams_of(teacher.model).norms:
+        norm: Any = teacher.model.get_submodule(name)
+        norm.weight.data *= 0.125
+    directory = saved(teacher, tmp_path)
+    small = tscompress.compress(directory, width=WIDTH, calibration=CALIBRATION, fold=FOLD)
+    settings: dict[str, Any] = {"steps": 1, "held_out_series": 4, "learning_rate": 1e-9}
+    settings["buckets"] = ({"context_length": 32, "horizon": 8, "batch_size": 4, "weight": 1},)
+    found = tscompress.recover(small, directory, tscompress.RecoveryConfig(**settings)).model
+    for name in {*streams_of(found).norms} - {f"{stack}.final_layer_norm" for stack in STACKS}:
+        size = 0.125 if teacher.family == "chronos-bolt" else 1.0
+        weight = found.get_submodule(name).weight.detach()
+        torch.testing.assert_close(weight, torch.full_like(weight, size))  # type: ignore[arg-type]
+
+
+def test_a_latent_wider_than_the_new_stream_is_refused(checkpoints: dict[str, Path]) -> None:
+    with pytest.raises(PlanError, match=f"latent of size {WIDTH + 1} is above the new d_model"):
+        tscompress.compress(
+            checkpoints["chronos-t5"], width=WIDTH, latent=WIDTH + 1, calibration=CALIBRATION
+        )
 
 
 def test_plans_that_do_not_fit_change_no_weight(checkpoint: Path) -> None:

@@ -376,6 +376,8 @@ def test_models_that_draw_nothing_forecast_once(bolt: BaseChronosPipeline) -> No
     assert once.rows[0].series == single.rows[0].series
     with pytest.raises(UsageError, match=r"seeds are \[\]; give one or more"):
         evaluate_pipeline(bolt, name="b", datasets=YEARLY, seeds=())
+    with pytest.raises(UsageError, match=r"seeds are \[-3\]; give one or more from 0 on"):
+        evaluate_pipeline(bolt, name="b", datasets=YEARLY, seeds=(-3,))
 
 
 # --- forecasts ------------------------------------------------------------------------------------

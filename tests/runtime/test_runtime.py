@@ -112,6 +112,28 @@ def test_chronos2_forecasts_as_the_stock_pipeline(
             assert_close(one, other)
 
 
+def test_calls_for_paths_have_no_more_rows_than_the_batch(
+    exported: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forecaster: Any = runtime.load(exported["chronos-2"])
+    graph, rows = forecaster.graph, []
+
+    def counted(**inputs: Any) -> Any:
+        rows.append(len(inputs["group_ids"]))
+        return graph(**inputs)
+
+    monkeypatch.setattr(forecaster, "graph", counted)
+    forecaster.predict_quantiles(series(48, 20, 30, 60), 150, [0.5], batch_size=4)
+    assert max(rows) == 4
+    assert len(rows) > 9
+
+
+def test_threads_do_not_spin_after_a_call(exported: dict[str, Path]) -> None:
+    found: Any = runtime.load(exported["chronos-bolt"])
+    options = found.graph._session.get_session_options()
+    assert options.get_session_config_entry("session.force_spinning_stop") == "1"
+
+
 def test_a_target_that_has_not_begun_is_forecast_as_by_the_stock_pipeline(
     exported: dict[str, Path], checkpoints: dict[str, Path]
 ) -> None:

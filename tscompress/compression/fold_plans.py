@@ -46,7 +46,7 @@ from tscompress.plan.schedules import (
 Sizes = int | Mapping[str, int] | None
 PATCH_EMBEDDINGS = (INPUT_PATCHES, OUTPUT_PATCHES)
 
-L = TypeVar("L", HeadPlan, HiddenPlan, EmbeddingPlan, WidthPlan)
+L = TypeVar("L", HeadPlan, HiddenPlan, EmbeddingPlan, WidthPlan, Plan)
 
 
 def head_sizes(
@@ -308,7 +308,8 @@ def fold_plan(
     narrow = None
     if width is not None:
         narrow = _validated(WidthPlan, d_model=heads[0].d_model, kept=width)
-    return Plan(
+    return _validated(
+        Plan,
         family=architecture.family,
         method="fold",
         schedule=dict(schedule or {}),

@@ -103,7 +103,8 @@ class Plan(BaseModel):
         latents = [head.qk_size for head in cross if head.latent]
         if self.width is not None and max(latents, default=0) > self.width.kept:
             raise ValueError(
-                f"a latent of size {max(latents)} is above the new d_model {self.width.kept}"
+                f"a latent of size {max(latents)} is above the new d_model {self.width.kept}; give "
+                "that, or less"
             )
         if len({head.qk_size if head.latent else None for head in cross}) > 1:
             raise ValueError("all cross-attention reads one latent: give every block the same size")
