@@ -104,8 +104,8 @@ class Size(NamedTuple):
         return f"{narrow}d_kv {self.head_size}, d_ff {100 * self.ff_ratio:g}%"
 
 
-#: Sizes of a tiny model, d_model 256 and heads of 64, from large to small: below a third of the
-#: parameters heads of 32 beside a wider stream lose less than whole heads (eval/notes/folding.md).
+#: Sizes of a tiny model, d_model 256 and heads of 64, from large to small: below a quarter of
+#: the parameters heads of 32 beside a wider stream lose less than whole ones (notes/folding.md).
 FRONT_SIZES = (
     Size(64, 0.5, 160), Size(64, 0.5, 128), Size(32, 0.25, 160), Size(32, 0.25, 112),
     Size(32, 0.25, 96),

@@ -70,6 +70,8 @@ def test_version_and_help(command: Command) -> None:
         assert "Usage: tscompress" in outcome.out
         assert outcome.err == ""
     assert "tscompress profile reference/bolt" in command("--help").out
+    without = command("--debug")
+    assert (without.code, without.out.strip()) == (2, command("--help").out.strip())
 
 
 @pytest.mark.parametrize(
@@ -939,6 +941,23 @@ def test_an_existing_output_is_left_alone(command: Command, bolt: Path, tmp_path
         assert {path.name for path in (tmp_path / "out").iterdir()} == PLAN_FILES
 
 
+@pytest.mark.parametrize("name", ["compress", "compare", "run", "sweep"])
+def test_what_one_process_writes_is_refused_to_several(
+    name: str, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    grid = {"grid": [{"rank": [4]}]} if name == "sweep" else {"ff_ratio": 0.5}
+    recipe.write_text(yaml.safe_dump({"model": "x", "output": str(tmp_path / "out"), **grid}))
+    arguments = {
+        "compress": ["x", "--rank", 4, "--output", tmp_path / "out"],
+        "compare": ["seasonal-naive", "x", "--output", tmp_path / "out"],
+    }
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    outcome = command(name, *arguments.get(name, [recipe]))
+    assert_refused(outcome, 2, f"{name} runs in one process; start it without torchrun")
+    assert not (tmp_path / "out").exists()
+
+
 FOR_FOLD = "has no measure; for fold give parameters="
 
 
@@ -949,6 +968,12 @@ FOR_FOLD = "has no measure; for fold give parameters="
         (["evaluate", "seasonal-naive", "--batch-size", 2_000_000], "batch_size"),
         (["evaluate", "seasonal-naive", "--max-series", 2_000_000_000], "max_series: "),
         (["evaluate", "seasonal-naive", "--margin", 0.1], "--margin cannot go with it"),
+        (["evaluate", "seasonal-naive", "--dtype", "bfloat16"], "--dtype cannot go with it"),
+        (
+            ["evaluate", "seasonal-naive", "--against", "reference/bolt", "--revision", "main"],
+            "seasonal-naive is no checkpoint; --revision cannot go with it",
+        ),
+        (["bench", "reference/bolt", "--share-cross-attention"], "only Chronos-T5 does"),
         (["probe", "reference/bolt", "--num-series", 2_000_000], "num_series: "),
         (["probe", "reference/bolt", "--batch-size", 2_000_000], "batch_size"),
     ],
@@ -1026,8 +1051,8 @@ def test_run_refuses_what_it_would_ignore_and_unknown_devices(
         (["--method", "svd", "--rank", 3, "--layers", 1], "layers is for fold"),
         (["--rank", 4, "--layers", 1, "--exclude", "*.0.*"], "exclude"),
         (["--rank", 9, "--layers", 1], "size 8; 9 and 9"),
-        (["--budget", "parameters=0.5", "--layout", "loose"], "budget: "),
-        (["--budget", "parameters=0.5", "--multiple", 3], "budget: "),
+        (["--budget", "parameters=0.5", "--layout", "loose"], "layout: "),
+        (["--budget", "parameters=0.5", "--multiple", 3], "multiple: "),
         (
             ["--budget", "parameters=0.5", "--layout", "factored", "--depth"],
             "depth",

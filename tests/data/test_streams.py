@@ -337,6 +337,29 @@ def test_rows_of_a_series_that_do_not_follow_one_another(
         list(iterate_series(tmp_path / "by_date.csv"))
 
 
+def test_parts_are_read_as_the_first_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A last series of one row, or with a gap, and a decimal comma that comes late."""
+    lines = [f"a;2024-01-{day:02};{day}" for day in range(1, 9)]
+    lines += ["b;2024-01-01;12,345", "b;2024-01-02;2,5", "c;2024-01-01;1", "c;2024-01-06;2", ""]
+    path = tmp_path / "days.csv"
+    path.write_text("\n".join(["id;date;target", *lines]))
+    whole = list(iterate_series(path))
+    in_parts(monkeypatch, 3)
+    assert_same(list(iterate_series(path)), whole)
+    assert [len(one) for one in whole] == [8, 2, 6]
+    assert whole[1].tolist() == [pytest.approx(12.345), 2.5]
+    path.write_text(path.read_text() + "d;2024-01-01;7\n")
+    assert [len(one) for one in iterate_series(path)] == [8, 2, 6, 1]
+
+
+def test_a_long_dataset_of_the_hub_is_read_as_a_file_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    days = pd.date_range("2024-01-01", periods=7)
+    rows = [{"id": name, "date": day, "target": float(day.day)} for name in "ab" for day in days]
+    hub(monkeypatch, rows)
+    monkeypatch.setattr(streams, "LISTS_AT_ONCE", 3)
+    assert [one.tolist() for one in iterate_series("someone/series")] == [list(range(1, 8))] * 2
+
+
 def test_rows_without_an_id_are_refused(tmp_path: Path) -> None:
     table = long_table(own_series(3))
     table.loc[table["item_id"] == "s1", "item_id"] = None

@@ -294,6 +294,13 @@ def test_a_local_copy_of_covariates_is_refused(tmp_path: Path) -> None:
         load_suite("covariates", datasets=["chicago_ozone_daily"], root=tmp_path)
 
 
+def test_a_file_of_series_has_no_root(tmp_path: Path) -> None:
+    pd.DataFrame({"y": range(20)}).to_csv(tmp_path / "mine.csv")
+    suite = find_suite(tmp_path / "mine.csv", LongFormat(horizon=2))
+    with pytest.raises(RecipeError, match=r"'mine' are series of your own; --root"):
+        load_suite(suite, root=tmp_path)
+
+
 @pytest.mark.parametrize(
     ("change", "match"),
     [

@@ -470,6 +470,25 @@ def test_other_labels_are_other_series() -> None:
         compare_results([result("a", before), result("b", {"d0": after["d0"]})])
 
 
+def test_other_seasons_are_other_units_of_mase() -> None:
+    before = np.exp(np.random.default_rng(0).normal(size=20))
+
+    def of_season(model: str, steps: int | None) -> EvaluationResult:
+        found = result(model, {"d": before})
+        (row,) = found.rows
+        return found.model_copy(update={"rows": (row.model_copy(update={"seasonality": steps}),)})
+
+    with pytest.raises(UsageError, match="seasons of 12 and 7 steps of 'd'"):
+        compare_results([of_season("a", 7), of_season("b", 12)])
+    assert compare_results([of_season("a", 7), of_season("b", None)]).models  # of earlier versions
+
+
+def test_a_mean_of_several_checkpoints_is_of_none() -> None:
+    runs = [result("a", {"d": np.ones(4)}, sha256={"w": str(i)}) for i in (0, 0, 1)]
+    assert mean_of_runs(runs[:2]).sha256 == {"w": "0"}
+    assert mean_of_runs(runs).sha256 is None
+
+
 def test_different_random_numbers_are_told() -> None:
     before, after = losses()
     drawn = [Sampling(seeds=(seed,), num_samples=20, batch_size=32) for seed in (0, 1)]

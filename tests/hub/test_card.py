@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import yaml
 from hub_server import card_problems
 from huggingface_hub import ModelCard
@@ -269,6 +270,16 @@ def test_a_grown_model_names_what_it_was_grown_from(
     grown = replace(record, pretraining=recipe)
     assert licence_of(grown) == {"license": "apache-2.0"}
     assert "base_model" not in metadata(card_of(grown))
+
+
+def test_the_licence_of_an_original_below_the_home_directory(
+    fold: Path, original: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable in ("HOME", "USERPROFILE"):
+        monkeypatch.setenv(variable, str(original.parent))
+    edit_provenance(fold, model=f"~/{original.name}")
+    edit_recipe(fold, model=f"~/{original.name}")
+    assert licence_of(read_checkpoint_record(fold)) == {"license": "apache-2.0"}
 
 
 def cached_model(checkpoint: Path, repo_id: str, cache: Path) -> None:
@@ -536,6 +547,25 @@ def test_measurements_of_another_model_are_refused(saved: dict[str, Path]) -> No
         "the scores are of a model called 'small'; check that it is this one",
         "the latencies are of a model called 'other'; check that it is this one",
     ]
+
+
+def test_scores_of_a_checkpoint_as_it_was_are_refused(fold: Path, original: Path) -> None:
+    scored = tscompress.evaluate(fold, datasets=["monash_m1_yearly"], max_series=2)
+    assert scored.sha256 is not None
+    assert scored.sha256["model.safetensors"] == sha256_of(fold / "model.safetensors")
+    loaded = load(fold)
+    same = tscompress.evaluate(loaded, datasets=["monash_m1_yearly"], max_series=2)
+    assert same.sha256 == scored.sha256
+    with torch.no_grad():
+        loaded.model.shared.weight += 1
+    changed = tscompress.evaluate(loaded, datasets=["monash_m1_yearly"], max_series=2)
+    assert changed.sha256 is None
+    make_card(fold, "me/small", scores=CardScores.of(scored))
+
+    again = tscompress.compress(original, rank=3, calibration=CALIBRATION)
+    tscompress.save(again, fold, force=True)
+    with pytest.raises(UsageError, match="other weights or settings than"):
+        make_card(fold, "me/small", scores=CardScores.of(scored))
 
 
 @pytest.mark.parametrize("name", ["chronos-bolt", "/data/chronos-bolt", "chronos-bolt (2)"])

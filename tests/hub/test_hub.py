@@ -1095,6 +1095,7 @@ def test_without_a_valid_token(command: Client, hub: HubServer, bolt: Path, repo
     requests = hub.requests("POST")
     assert "there is no token to push with" in command("push", bolt, repo_id, token=None).line
     assert hub.requests("POST") == requests
+    assert not (bolt / "README.md").exists()
     # An invalid one is not repeated to the user.
     stale = TOKEN.replace("Alice", "Carol")
     outcome = command("push", bolt, repo_id, token=stale)

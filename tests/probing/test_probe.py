@@ -195,6 +195,8 @@ def test_results_are_read_back(tmp_path: Path) -> None:
     path = tmp_path / "probe.json"
     original.save(path)
     assert ProbeResult.load(path) == original
+    path.write_text(path.read_text() + " " * 2**24)  # of thousands of series
+    assert ProbeResult.load(path) == original
     path.write_text(json.dumps(probe_content(compressed, original), allow_nan=False))
     assert load_probes(path) == (compressed, original)
     for content in ("{", "[]", '{"result": {"model": 1}}'):

@@ -303,6 +303,7 @@ def test_unverified_pretraining_is_not_kept(
     [
         ("chronos-bolt", {"precision": "bf16"}),
         ("chronos-t5", {"freeze_embedding": True}),
+        ("chronos-t5", {"precision": "bf16", "snapshots": (0.5,)}),
     ],
 )
 def test_stopped_and_resumed_is_bit_equal(

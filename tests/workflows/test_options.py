@@ -96,7 +96,7 @@ def test_forms_of_one_option_give_one_recipe() -> None:
         ({"method": "svd", "budget": HALF}, "'parameters=0.5' is for fold"),
         ({"method": "svd", "budget": PlannedSchedule(budget=HALF)}, "svd needs a schedule of kind"),
         ({"budget": 0.5}, "measure"),
-        ({"budget": HALF, "layout": "loose"}, "budget: "),
+        ({"budget": HALF, "layout": "loose"}, "layout: "),
         ({"budget": {"measure": "parameters", "ratio": 0.5}}, "budget is .*; give a share"),
         ({"schedule": 0.1}, "schedule is .*; give a text such as"),
         ({"schedule": (5,)}, r"give a pair \(d_0, alpha\)"),

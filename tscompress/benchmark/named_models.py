@@ -12,7 +12,7 @@ from chronos import BaseChronosPipeline
 from tscompress.benchmark.workload import Workload, make_workload
 from tscompress.checkpoints.given import AnyModel, loaded_of, weights_directory
 from tscompress.checkpoints.load import LoadedModel
-from tscompress.errors import UsageError
+from tscompress.errors import UnsupportedModelError, UsageError
 from tscompress.io.arguments import check_type
 from tscompress.io.text import numbered
 from tscompress.layers.shared_cross_attention import share_cross_attention
@@ -87,7 +87,10 @@ def loaded_pipelines(
     if share:
         for label, pipeline in list(pipelines.items()):
             name = numbered(f"{label}, shared", pipelines)
-            pipelines[name] = share_cross_attention(pipeline)
+            try:
+                pipelines[name] = share_cross_attention(pipeline)
+            except UnsupportedModelError as error:
+                raise UsageError(f"{error} Leave share_cross_attention out.") from None
             directories[name] = directories.get(label)
     return pipelines, directories
 

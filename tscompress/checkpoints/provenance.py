@@ -5,16 +5,17 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import platform
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from tscompress._version import __version__
-from tscompress.checkpoints.integrity import weight_files
+from tscompress.checkpoints.integrity import source_files, weight_files
 from tscompress.checkpoints.names import PROVENANCE_FILE
 from tscompress.io.files import write_text_atomically
 from tscompress.io.hashing import sha256_of
+from tscompress.io.untrusted import UnreadableFileError, read_json
 
 _RECORDED_LIBRARIES = (
     "torch", "transformers", "chronos-forecasting", "safetensors", "numpy",
@@ -51,3 +52,19 @@ def write_provenance(
 def hashes(paths: Iterable[Path]) -> dict[str, str]:
     """File name to hexadecimal SHA-256."""
     return {path.name: sha256_of(path) for path in paths}
+
+
+def recorded_hashes(directory: Path) -> dict[str, str] | None:
+    """SHA-256 of configs and weights by a directory's own record; None without one."""
+    try:
+        recorded = dict(read_json(directory / PROVENANCE_FILE)["sha256"])
+    except (OSError, UnreadableFileError, KeyError, TypeError, ValueError):
+        return None
+    return hashes_of_model(directory, recorded)
+
+
+def hashes_of_model(directory: Path, recorded: Mapping[str, str]) -> dict[str, str] | None:
+    """Of ``recorded`` hashes those of files that determine forecasts; None without weights."""
+    names = {path.name for path in source_files(directory)}
+    found = {name: str(digest) for name, digest in recorded.items() if name in names}
+    return found if {path.name for path in weight_files(directory)} <= {*found} != set() else None

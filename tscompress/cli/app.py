@@ -67,6 +67,9 @@ def _options(
     if version:
         say(f"tscompress {__version__}")
         raise typer.Exit
+    if context.invoked_subcommand is None:
+        say(context.get_help().rstrip())
+        raise typer.Exit(code=2)
     check_endpoint()
     if not debug:
         quiet_libraries()

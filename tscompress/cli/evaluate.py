@@ -69,6 +69,9 @@ Seeds = Annotated[
 NoCache = Annotated[bool, typer.Option("--no-cache", help="Do not reuse scores of earlier runs.")]
 
 _SETTINGS = ("cross_learning", "as_univariate", "sort_quantiles")
+_NAIVE = "seasonal-naive"
+#: What a result of seasonal naive does not depend on.
+_OF_CHECKPOINTS = ("revision", "device", "dtype", "seed", "seeds", "num_samples")
 _FOR_MODELS = (
     "suite", "horizon", *_LONG_FORMAT_OPTIONS, "dataset", "max_series", "root", "batch_size",
     "seeds", "num_samples", *_SETTINGS, "no_cache", "device", "dtype",
@@ -163,9 +166,8 @@ def evaluate(
         check_comparison(2, margin=margin)
     if gift_eval and (output is None or output.suffix == ".json"):
         raise UsageError("--gift-eval writes files; give a directory with --output.")
-    if seeds is not None:
-        refuse(context, "--seeds has every seed", ("seed",))
     config = _evaluation_config(context, files, batch_size=parse_batch_size(batch_size), seed=seed)
+    _refuse_ignored(context, model, against)
     _read_suite(config, processes.is_main)
     context.with_resource(claimed_by_main(output))
     cache = None if no_cache else ScoreCache()
@@ -194,6 +196,16 @@ def evaluate(
         also = None if layout is None else partial(layout.save, result=evaluated.model, dtype=dtype)
         save_evaluation(output, evaluated, margin, also=also, force=force, inputs=inputs)
     show(as_json, _shown(evaluated, margin), *_tables(evaluated, margin))
+
+
+def _refuse_ignored(context: typer.Context, model: str, against: str | None) -> None:
+    """Refuse one seed beside several, and what seasonal naive does not depend on."""
+    if context.params["seeds"] is not None:
+        refuse(context, "--seeds has every seed", ("seed",))
+    if model == _NAIVE:
+        refuse(context, f"{_NAIVE} is no checkpoint", ("revision",))
+    if {model, against} <= {_NAIVE, None}:
+        refuse(context, f"{_NAIVE} is no checkpoint", _OF_CHECKPOINTS)
 
 
 def _say_first_seed(scored: EvaluationResult) -> None:
@@ -263,7 +275,7 @@ def _evaluation_config(
 def _scored(name: str, revision: str | None, device: str, dtype: str) -> Scored:
     from tscompress.checkpoints.given import loaded_of
 
-    if name == "seasonal-naive":
+    if name == _NAIVE:
         return "seasonal-naive"
     return partial(loaded_of, name, device=device, dtype=dtype, revision=revision)
 
@@ -372,10 +384,11 @@ def compare(
     from tscompress.evaluation.results import SCORES_FILE
     from tscompress.evaluation.tables import comparison_tables
     from tscompress.io.files import check_output, new_directory, write_text_atomically
-    from tscompress.workflows.claims import claimed_by_main
+    from tscompress.workflows.claims import check_alone, claimed_by_main
     from tscompress.workflows.evaluate import compare as compare_all
     from tscompress.workflows.evaluate import is_model
 
+    check_alone("compare")
     places = [path(given) for given in results]
     inputs = [file if (file := given / SCORES_FILE).is_file() else given for given in places]
     inputs += [] if root is None else [root]

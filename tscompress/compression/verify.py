@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 
 from tscompress.checkpoints.format import unique_tensors
@@ -45,9 +49,29 @@ def verify(model: PreTrainedModel, directory: Path) -> None:
         # Products of differently aligned memory, as in a loaded file, round differently.
         weight.data = weight.data.clone()
     probe = ForecastBatch(_probe(2, 48), _probe(2, 8))
-    ours_out = _output(replace(reloaded, model=model), probe)
-    if not torch.allclose(ours_out, _output(reloaded, probe), rtol=0, atol=0, equal_nan=True):
+    with _attention_as_of(model, reloaded.model):
+        ours_out = _output(replace(reloaded, model=model), probe)
+    theirs_out = _output(reloaded, probe)
+    if ours_out.dtype != theirs_out.dtype or not torch.allclose(
+        ours_out, theirs_out, rtol=0, atol=0, equal_nan=True
+    ):
         raise VerificationError("the saved model predicts differently; it was not kept.")
+
+
+@contextmanager
+def _attention_as_of(model: nn.Module, other: nn.Module) -> Iterator[None]:
+    """Within the block, both compute attention alike: a training may have chosen another way."""
+    found: Any = [getattr(module, "config", None) for module in model.modules()]
+    configs = list({id(config): config for config in found if config is not None}.values())
+    before = [getattr(config, "_attn_implementation", None) for config in configs]
+    wanted = getattr(other.config, "_attn_implementation", None)
+    try:
+        for config in configs:
+            config._attn_implementation = wanted
+        yield
+    finally:
+        for config, known in zip(configs, before, strict=True):
+            config._attn_implementation = known
 
 
 def _probe(rows: int, steps: int) -> torch.Tensor:

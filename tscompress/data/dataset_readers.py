@@ -77,7 +77,13 @@ def check_root(config: DatasetConfig) -> None:
     Raises
     ------
     RecipeError
+        It has some, or is a file or a table of the user's.
     """
+    if isinstance(config, FileConfig | TableConfig):
+        raise RecipeError(
+            f"{config.name!r} are series of your own; --root (root=) is a place of the datasets of "
+            "a suite. Leave it out."
+        )
     collection = _collection(config)
     columns = None if collection is None else collection.columns
     if columns is not None and (columns.known_covariates or columns.past_covariates):

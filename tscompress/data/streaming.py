@@ -18,7 +18,7 @@ import pandas as pd
 
 from tscompress.data.leakage import evaluation_dataset_names, leaks
 from tscompress.data.reading.format import GivenSeries
-from tscompress.data.reading.read import check_is_file, read_file, read_in_parts, read_table
+from tscompress.data.reading.read import check_is_file, read_file, read_in_parts, series_of_parts
 from tscompress.data.reading.summary import MIN_OBSERVED, SeriesSummary, summarize
 from tscompress.data.reading.tables import LISTS_AT_ONCE, SUFFIXES, kind_of, naming_file
 from tscompress.data.reading.time_grid import RegularSeries
@@ -162,8 +162,9 @@ def _hub_series(repo: str, config: str | None, form: GivenSeries) -> Iterator[Re
         ) from None
     try:
         rows = iter(datasets.load_dataset(repo, config, split="train", streaming=True))
-        while part := list(islice(rows, LISTS_AT_ONCE)):
-            yield from read_table(pd.DataFrame(part), form, repo).series
+        parts = iter(lambda: list(islice(rows, LISTS_AT_ONCE)), [])
+        for series in series_of_parts((pd.DataFrame(part), form) for part in parts):
+            yield from series
     except (datasets.exceptions.DatasetsError, RuntimeError, ValueError) as error:
         raise DataError(f"{repo!r} cannot be read from the Hub: {single_line(error)}.") from None
     except OSError as error:

@@ -59,7 +59,9 @@ def mean_of_runs(results: Sequence[EvaluationResult]) -> EvaluationResult:
         )
     alike = all(result.sampling == first.sampling for result in results)
     sampling = first.sampling if alike else None
-    return first.model_copy(update={"rows": tuple(rows), "sampling": sampling})
+    one = all(result.sha256 == first.sha256 for result in results)
+    sha256 = first.sha256 if one else None
+    return first.model_copy(update={"rows": tuple(rows), "sampling": sampling, "sha256": sha256})
 
 
 def _mean_measures(rows: Sequence[DatasetScore]) -> dict[str, float | None]:

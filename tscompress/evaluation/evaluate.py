@@ -229,6 +229,7 @@ class _Protocol(NamedTuple):
             # of mean contributions.
             **means,
             series_count=len(dataset.series),
+            seasonality=dataset.seasonality,
             windows=dataset.windows if dataset.windows > 1 else None,
             seconds=seconds,
             series=mean_contributions([contributions for _, contributions in runs]),

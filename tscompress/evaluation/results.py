@@ -144,6 +144,8 @@ class DatasetScore(BaseModel):
     """None in results of earlier versions."""
     series_names: tuple[str, ...] | None = None
     """Ids of the series in the user's file, one per window; None where they have none."""
+    seasonality: int | None = None
+    """Steps of the season whose error MASE is in units of. None in results of earlier versions."""
     windows: int | None = None
     """Windows of each series; ``series_count`` counts windows. None: one."""
     cached: Literal[True] | None = None
@@ -194,6 +196,8 @@ class EvaluationResult(Result):
     """None for models that do not sample, and in results of earlier versions."""
     settings: Settings | None = None
     """None for seasonal naive, and in results of earlier versions."""
+    sha256: dict[str, str] | None = None
+    """Of the files of a compressed or pretrained checkpoint, if it was scored as it is stored."""
 
     def mean_of(self, measure: Measure) -> float | None:
         """Mean over the datasets; None where one has none."""
@@ -323,6 +327,15 @@ def _check_same_series(result: EvaluationResult, baseline: EvaluationResult) -> 
             f"{differing or 'no dataset'}; evaluate both with the same suite, datasets and "
             "max_series."
         )
+    seasons = {row.dataset: row.seasonality for row in baseline.rows}
+    for row in result.rows:
+        season = seasons[row.dataset]
+        if None not in (row.seasonality, season) and row.seasonality != season:
+            raise UsageError(
+                f"{result.model!r} and {baseline.model!r} were scored in units of seasons of "
+                f"{row.seasonality} and {season} steps of {row.dataset!r}; evaluate both with the "
+                "same --seasonality."
+            )
 
 
 #: Without which a score is not finite, whatever the forecast.

@@ -379,14 +379,10 @@ def licence_of(checkpoint: CheckpointRecord, *, fetch: bool = False) -> dict[str
         path = _hub_card(base.hub_id, base.revision, fetch=fetch)
     elif is_reference(base.source):
         path = reference_directory(base.source) / CARD_FILE
-    elif Path(base.source).is_dir():
+    elif (place := user_path(base.source)).is_dir():
         recorded = checkpoint.source.get("sha256") or {}
-        present = {file.name: sha256_of(file) for file in weight_files(Path(base.source))}
-        path = (
-            Path(base.source) / CARD_FILE
-            if present and present.items() <= recorded.items()
-            else None
-        )
+        present = {file.name: sha256_of(file) for file in weight_files(place)}
+        path = place / CARD_FILE if present and present.items() <= recorded.items() else None
     if path is None:
         return {}
     try:

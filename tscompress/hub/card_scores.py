@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import pandas as pd
 import pydantic
 
+from tscompress.checkpoints.provenance import hashes_of_model
 from tscompress.errors import DataError, UsageError
 from tscompress.evaluation.comparison import compare_results
 from tscompress.evaluation.results import (
@@ -68,6 +69,8 @@ class CardScores:
         Names of the two models in the results; None if the file does not record them.
     settings
         Of the evaluation, what is unlike the default.
+    sha256
+        Of the files of the model; None if they do not record it.
     """
 
     rows: tuple[CardScore, ...]
@@ -77,6 +80,7 @@ class CardScores:
     model: str | None = None
     against: str | None = None
     settings: tuple[str, ...] = ()
+    sha256: Mapping[str, str] | None = None
 
     def __repr__(self) -> str:
         ratios = [f"{metric} × {value:.3f}" for metric, value in self.ratios.items()]
@@ -107,7 +111,9 @@ class CardScores:
         )
         settings = () if result.settings is None else tuple(result.settings.words())
         if original is None:
-            return cls(rows, result.suite, model=result.model, settings=settings)
+            return cls(
+                rows, result.suite, model=result.model, settings=settings, sha256=result.sha256
+            )
         ratios = relative(result, original)
         return cls(
             rows,
@@ -117,6 +123,7 @@ class CardScores:
             result.model,
             original.model,
             settings,
+            result.sha256,
         )
 
 
@@ -305,7 +312,7 @@ def about_measurements(
 
 
 def check_scores_are_of(checkpoint: CheckpointRecord, name: str, scores: CardScores) -> None:
-    """Refuse scores of the original against this model.
+    """Refuse scores of the original against this model, and those of other weights.
 
     Raises
     ------
@@ -316,6 +323,13 @@ def check_scores_are_of(checkpoint: CheckpointRecord, name: str, scores: CardSco
         raise UsageError(
             f"the scores are of {scores.model!r} against {scores.against!r}, the wrong way round; "
             "evaluate this model, with the original as --against."
+        )
+    recorded = checkpoint.provenance.get("sha256")
+    here = hashes_of_model(checkpoint.directory, recorded) if isinstance(recorded, dict) else None
+    if None not in (here, scores.sha256) and here != scores.sha256:
+        raise UsageError(
+            f"the scores are of {scores.model!r} with other weights or settings than "
+            f"{str(checkpoint.directory)!r} has: evaluate it again."
         )
 
 

@@ -35,7 +35,7 @@ from tscompress.hub.contents import (
 from tscompress.hub.earlier_files import WOULD_REMOVE
 from tscompress.hub.onnx_files import onnx_files
 from tscompress.hub.origin import CheckpointRecord, read_checkpoint_record
-from tscompress.hub.upload import Upload
+from tscompress.hub.upload import Upload, check_token
 from tscompress.io.arguments import check_type
 from tscompress.io.files import user_path, write_text_atomically
 from tscompress.io.network import (
@@ -198,6 +198,7 @@ def push(
     left = tuple(sorted(p.name for p in directory.iterdir() if p.name not in inside))
     if dry_run:
         return PushResult(repo_id, sizes, left, (*notes, WOULD_REMOVE), card)
+    check_token()
     contents.check_state()
     if not by_hand:
         write_text_atomically(directory / CARD_FILE, card)

@@ -30,6 +30,20 @@ from tscompress.io.network import (
 _MOVED_ON = 412
 
 
+def check_token() -> None:
+    """Refuse to go on where nothing can be pushed.
+
+    Raises
+    ------
+    HubError
+    """
+    if get_token() is None:
+        raise HubError(
+            "there is no token to push with; run `hf auth login`, or set HF_TOKEN to a token "
+            "with write access."
+        )
+
+
 class Uploaded(NamedTuple):
     """The full id of the repository, the commit, the files that it removed, and notes."""
 
@@ -59,11 +73,6 @@ class Upload:
         ------
         HubError
         """
-        if get_token() is None:
-            raise HubError(
-                "there is no token to push with; run `hf auth login`, or set HF_TOKEN to a token "
-                "with write access."
-            )
         api = HfApi(library_name="tscompress")
         with bounded_requests(self.timeout_seconds):
             with self._errors_in_words("creating the repository"):

@@ -19,7 +19,6 @@ from tscompress.evaluation.typical_series import Known
 from tscompress.io.files import write_text_atomically
 from tscompress.io.results import Result, results_json
 from tscompress.io.text import counted
-from tscompress.io.untrusted import MAX_JSON_BYTES
 from tscompress.probing.responses import (
     ResponseComparison,
     ResponseScore,
@@ -109,7 +108,6 @@ class ProbeResult(Result):
 
     kind: ClassVar[str] = "a result of a probe"
     command: ClassVar[str] = "tscompress probe --output"
-    limit: ClassVar[int | None] = MAX_JSON_BYTES
 
     model: str
     seed: int

@@ -119,7 +119,7 @@ def load_training_state(
             if moments:
                 optimizer.state[parameter] = moments
     kept = {
-        key.removeprefix("kept."): value
+        key.removeprefix("kept."): value.clone()  # the file is mapped, and will be replaced
         for key, value in tensors.items()
         if key.startswith("kept.")
     }

@@ -125,6 +125,8 @@ def save_pretrained(model: PreTrainedModel, directory: Path, plan: Plan | None =
     """
     directory.mkdir(parents=True, exist_ok=True)
     half = copy.deepcopy(model).to(torch.bfloat16)
+    for name in ("forward", "_original_forward"):  # of mixed precision, which a copy keeps
+        vars(half).pop(name, None)
     half.config.dtype = torch.bfloat16
     if plan is not None:
         # Both names: transformers 4 reads torch_dtype, 5 reads dtype.

@@ -33,6 +33,7 @@ from tscompress.families.groups import group_size
 from tscompress.families.registry import adapter_of
 from tscompress.families.stacks import layer_matrices
 from tscompress.layers.univariate import is_univariate
+from tscompress.training.balanced_factors import balance_factors_
 from tscompress.training.distillation import check_comparable, distillation_of
 from tscompress.training.held_out import HeldOut
 from tscompress.training.loop import StopRequest, attention_for_training, only_what_is_read
@@ -139,6 +140,7 @@ class _Run:
         for loaded in (student, teacher):
             cast_parameters_(loaded.model, torch.float32)
         teacher.model.to(self.accelerator.device)
+        balance_factors_(student)
         if adapter_of(student.family).defaults.keeps_norm_sizes:
             keep_norm_sizes_(student, teacher)
         self._trained = {p: p.requires_grad for p in _parameters(student, teacher)}

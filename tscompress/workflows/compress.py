@@ -41,7 +41,7 @@ from tscompress.plan.schedules import (
 )
 from tscompress.progress import OnProgress, silent
 from tscompress.training.recovery_state import differences_from
-from tscompress.workflows.claims import claimed_by_main
+from tscompress.workflows.claims import check_alone, claimed_by_main
 from tscompress.workflows.fitted_to import (
     calibration_sources,
     given_source,
@@ -128,6 +128,7 @@ def compress_checkpoint(
     TscompressError
         One of its subclasses; no partial output is left.
     """
+    check_alone("compress")
     largest = shard_bytes(max_shard_size)
     output = Path(recipe.output)
     work = None if dry_run else recovery_directory(output)

@@ -12,8 +12,9 @@ import pandas as pd
 import torch
 from chronos import BaseChronosPipeline
 
-from tscompress.checkpoints.given import AnyModel, loaded_of
+from tscompress.checkpoints.given import AnyModel, loaded_of, places_of, stored_in
 from tscompress.checkpoints.load import LoadedModel
+from tscompress.checkpoints.provenance import recorded_hashes
 from tscompress.data.dataset_readers import is_in_wheel
 from tscompress.data.evaluation_sets import EvaluationDataset, FileConfig, LongFormat
 from tscompress.data.reading.format import SeriesFormat
@@ -149,14 +150,15 @@ def evaluate(
     datasets = None if datasets is None else tuple(datasets)
     scored: BaseChronosPipeline | Literal["seasonal-naive"] = SEASONAL_NAIVE
     label = name or SEASONAL_NAIVE
+    sha256 = None
     if not (isinstance(model, str) and model == SEASONAL_NAIVE):
         load_suite(found, max_series, datasets, root=root)  # refused before a model is loaded
         loaded = loaded_of(model, name=name, revision=revision, device=device, dtype=dtype)
-        scored, label = loaded.forecaster, loaded.name
+        scored, label, sha256 = loaded.forecaster, loaded.name, _hashes_of(loaded)
         note = _check_unseen(loaded, found.select(datasets), max_series, root)
         if note:
             on_note(note)
-    return evaluate_pipeline(
+    result = evaluate_pipeline(
         scored,
         found,
         name=label,
@@ -173,6 +175,14 @@ def evaluate(
         on_dataset=_counted(label, len(found.select(datasets).datasets), on_progress, on_dataset),
         on_forecasts=on_forecasts,
     )
+    return result.model_copy(update={"sha256": sha256})
+
+
+def _hashes_of(loaded: LoadedModel) -> dict[str, str] | None:
+    """What the record of a checkpoint says of its files, if they hold the model's weights."""
+    recorded = {place: recorded_hashes(place) for place in places_of(loaded)}
+    place = stored_in(loaded) if any(recorded.values()) else None
+    return None if place is None else recorded.get(place)
 
 
 def _settings(cross_learning: bool, as_univariate: bool, sort_quantiles: bool) -> Settings:

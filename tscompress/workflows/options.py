@@ -141,8 +141,9 @@ def choose_schedule(
             return _power_of_two(_read_schedule(value), bool(options.get("powers_of_two")))
         return _BY_NUMBER[name](value)
     except ValidationError as error:
-        reason, came = error.errors()[0]["msg"], error.errors()[0]["input"]
-        raise UsageError(f"{name}: {reason} (got {shown(came)}).") from None
+        first = error.errors()[0]
+        at = next((str(part) for part in first["loc"] if part in how), name)
+        raise UsageError(f"{at}: {first['msg']} (got {shown(first['input'])}).") from None
 
 
 #: Types of what is not a number alone, and how they are called.

@@ -52,6 +52,18 @@ def test_a_csv_is_read_as_the_table_that_it_was(tmp_path: Path) -> None:
     assert set(texts.series[0].covariates["open"]) == {"True", "False"}  # categories, as in chronos
 
 
+def test_digits_with_a_type_of_their_own_are_categories(tmp_path: Path) -> None:
+    codes = ["0", "1", "2"] * 4
+    form = FORM.model_copy(update={"known_covariates": "promo,price,code"})
+    for column in (pd.Categorical([0, 1, 2] * 4), codes, pd.array(codes, "string")):
+        (one, _) = read_table(table(code=column), form).series
+        assert one.covariates["code"].tolist() == list("012012")
+    table(code=pd.Categorical(codes)).to_parquet(tmp_path / "x.parquet")
+    assert read_file(tmp_path / "x.parquet", form).series[0].covariates["code"][1] == "1"
+    table(code=codes).to_csv(tmp_path / "x.csv")  # where nothing has a type
+    assert read_file(tmp_path / "x.csv", form).series[0].covariates["code"][1] == 1.0
+
+
 def test_a_decimal_comma_holds_for_covariates(tmp_path: Path) -> None:
     path = tmp_path / "x.csv"
     path.write_text("date;sales;price\n2024-01-01;1;2,5\n2024-01-02;2;3,25\n2024-01-03;3;4,125\n")

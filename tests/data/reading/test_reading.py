@@ -14,7 +14,7 @@ from tscompress.cli.series import plot
 from tscompress.compression.calibration import CalibrationConfig
 from tscompress.data.evaluation_sets import LongFormat
 from tscompress.data.reading.format import GivenSeries, SeriesFormat
-from tscompress.data.reading.read import read_file
+from tscompress.data.reading.read import read_file, read_table
 from tscompress.data.reading.summary import SeriesSummary, summarize
 from tscompress.data.series import LabelledSeries, read_series
 from tscompress.data.streaming import iterate_series
@@ -279,3 +279,11 @@ def test_a_plot_has_a_block_for_each_part() -> None:
     assert plot([5.0, np.nan, 5.0]) == "▁ ▁"
     assert plot([np.nan]) == ""
     assert len(plot(np.arange(1000.0))) == 40
+
+
+@pytest.mark.parametrize("kind", ["object", "string"])
+@pytest.mark.parametrize("blank", ["", " "])
+def test_a_blank_time_is_a_missing_one(kind: str, blank: str) -> None:
+    times = pd.Series(["2024-01-01", "2024-01-02", blank, "2024-01-04"], dtype=kind)
+    with pytest.raises(ValueError, match="1 rows have no time in column 'date'"):
+        read_table(pd.DataFrame({"date": times, "target": [1.0, 2, 3, 4]}))

@@ -66,18 +66,18 @@ def check_roles(roles: Mapping[str, Sequence[Any]]) -> None:
             seen[name] = role
 
 
-def with_numbers(frame: pd.DataFrame, columns: Sequence[Any]) -> list[Any]:
-    """Those of the columns whose every text has a digit, and may be a number."""
-    return [name for name in columns if _may_be_numbers(frame[name])]
+def with_numbers(frame: pd.DataFrame, columns: Sequence[Any], *, of_text: bool) -> list[Any]:
+    """Those of the columns that hold numbers, or, ``of_text``, cells that may be some."""
+    return [name for name in columns if _may_be_numbers(frame[name], of_text)]
 
 
 def covariate_values(
-    frame: pd.DataFrame, columns: Sequence[Any], decimal: Decimal
+    frame: pd.DataFrame, columns: Sequence[Any], decimal: Decimal, *, of_text: bool
 ) -> dict[str, Column]:
     """Name to values ``[rows]``: numbers, or categories as chronos takes them.
 
-    Columns of numbers are numbers, and booleans and text are categories. Cells of text files are
-    numbers if all of them are.
+    Columns of numbers are numbers, and booleans, text and categories are categories. Cells
+    ``of_text`` files are numbers if all of them are.
 
     Raises
     ------
@@ -86,7 +86,7 @@ def covariate_values(
     """
     found: dict[str, Column] = {}
     for name in columns:
-        values = _numbers(frame[name], decimal)
+        values = _numbers(frame[name], decimal, of_text)
         column = _categories(frame[name]) if values is None else values
         if pd.isna(column).all():
             raise ValueError(f"covariate {str(name)!r} has no values; leave it out")
@@ -94,16 +94,20 @@ def covariate_values(
     return found
 
 
-def _may_be_numbers(cells: pd.Series[Any]) -> bool:
+def _may_be_numbers(cells: pd.Series[Any], of_text: bool) -> bool:
     if pd.api.types.is_numeric_dtype(cells.dtype):
         return not pd.api.types.is_bool_dtype(cells.dtype)
+    if not of_text:
+        return False
     texts = _texts(cells)
     return bool(texts.str.contains(r"\d").all()) and not texts.str.contains(r"[^\W\dEe]").any()
 
 
-def _numbers(cells: pd.Series[Any], decimal: Decimal) -> npt.NDArray[np.float64] | None:
+def _numbers(
+    cells: pd.Series[Any], decimal: Decimal, of_text: bool
+) -> npt.NDArray[np.float64] | None:
     """None: they are categories."""
-    if not _may_be_numbers(cells):
+    if not _may_be_numbers(cells, of_text):
         return None
     typed = pd.api.types.is_numeric_dtype(cells.dtype)
     try:

@@ -124,6 +124,8 @@ def _layout(
 def observed_series(frame: pd.DataFrame, layout: Layout) -> tuple[list[Observed], SeriesFormat]:
     """The series of a table, in the order of their first rows, and the notation they are in.
 
+    Its decimal sign is None where no number shows one.
+
     Raises
     ------
     ValueError
@@ -132,14 +134,18 @@ def observed_series(frame: pd.DataFrame, layout: Layout) -> tuple[list[Observed]
     """
     if layout.kind == "lists":
         return _of_lists(frame, layout)
-    if layout.form.decimal is None:
-        numbers = [*layout.targets, *with_numbers(frame, (*layout.known, *layout.past))]
-        decimal = find_decimal(frame[numbers], layout.form.separator)
+    decimal = layout.form.decimal
+    if decimal is None:
+        beside = with_numbers(frame, (*layout.known, *layout.past), of_text=_is_text(layout))
+        decimal = find_decimal(frame[[*layout.targets, *beside]], layout.form.separator)
         form = layout.form.model_copy(update={"decimal": decimal})
         layout = layout._replace(form=form)
-    if layout.kind == "rows":
-        return _of_rows(frame, layout)
-    return _of_columns(frame, layout)
+    return (_of_rows if layout.kind == "rows" else _of_columns)(frame, layout)
+
+
+def _is_text(layout: Layout) -> bool:
+    """Whether cells are those of a text file, in which nothing has a type."""
+    return layout.form.separator is not None
 
 
 # --------------------------------------------------------------------------------------------------
@@ -273,7 +279,8 @@ def _of_columns(frame: pd.DataFrame, layout: Layout) -> tuple[list[Observed], Se
     stamps = [None] * len(names) if times is None else np.split(times, bounds)
     decimal = form.decimal or "."
     table = target_values(frame[list(layout.targets)], decimal)[order]  # [rows, targets]
-    beside = covariate_values(frame, (*layout.known, *layout.past), decimal)
+    columns = (*layout.known, *layout.past)
+    beside = covariate_values(frame, columns, decimal, of_text=_is_text(layout))
     parts = {name: np.split(column[order], bounds) for name, column in beside.items()}
     found = []
     for number, (name, rows) in enumerate(zip(names, np.split(table, bounds), strict=True)):

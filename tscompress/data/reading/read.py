@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -20,7 +20,7 @@ from tscompress.data.reading.tables import (
     read_frame,
     read_parts,
 )
-from tscompress.data.reading.time_grid import RegularSeries, regular_series
+from tscompress.data.reading.time_grid import RegularSeries, Step, regular_series, usual_step
 from tscompress.errors import DataError
 from tscompress.io.files import user_path
 from tscompress.io.hashing import sha256_of
@@ -124,6 +124,8 @@ def read_table(
     frame = named_columns(frame, form)
     layout = find_layout(frame, form)
     observed, form = observed_series(frame, layout)
+    if layout.kind != "lists":
+        form = form.model_copy(update={"decimal": form.decimal or "."})
     series = regular_series(observed, form.frequency)
     for one in series:
         one.values.setflags(write=False)  # they are handed out again and again
@@ -140,39 +142,66 @@ def _shown_columns(layout: Layout) -> list[str]:
 def read_in_parts(path: Path, form: SeriesFormat) -> Iterator[list[RegularSeries]]:
     """Series of a file that is larger than memory, in its order.
 
-    What the first part shows holds for all. Of a long table the rows of one series must follow one
-    another; a wide one is read whole.
+    A wide table is read whole. Otherwise as :func:`series_of_parts`, with its errors.
+    """
+
+    def whole() -> list[RegularSeries]:
+        return list(read_file(path, form).series)
+
+    return series_of_parts(read_parts(path, form), whole)
+
+
+def series_of_parts(
+    parts: Iterable[tuple[pd.DataFrame, SeriesFormat]],
+    whole: Callable[[], list[RegularSeries]] | None = None,
+) -> Iterator[list[RegularSeries]]:
+    """Series of a table that comes in parts, each some rows and how they are written.
+
+    What the first parts show holds for all. Of a long table the rows of one series must follow one
+    another.
+
+    Parameters
+    ----------
+    whole
+        Reads a table whose columns are series; None: each part has series of its own.
 
     Raises
     ------
     ValueError
         As :func:`read_table`; or the rows of a series do not follow one another.
     """
-    parts = read_parts(path, form)
     ended: set[int] = set()
     held: pd.DataFrame | None = None
-    layout: Layout | None = None
+    known: _Known | None = None
     for frame, form in parts:
         frame = named_columns(frame, form)
-        layout = layout or find_layout(frame, form)
-        if layout.kind in ("wide", "one series"):
-            yield list(read_file(path, form).series)
+        known = known or _Known(find_layout(frame, form))
+        if whole is not None and known.layout.kind in ("wide", "one series"):
+            yield whole()
             return
-        if layout.kind == "long":
-            frame, held = _whole_series(frame, held, layout.ids, ended)
+        if known.layout.kind == "long":
+            frame, held = _whole_series(frame, held, known.layout.ids, ended)
         if len(frame):
-            series, layout = _part(frame, layout)
-            yield series
-    if layout is None:
+            yield known.series(frame)
+    if known is None:
         raise ValueError("there are no rows")
     if held is not None and len(held):
-        yield _part(held, layout)[0]
+        yield known.series(held)
 
 
-def _part(frame: pd.DataFrame, layout: Layout) -> tuple[list[RegularSeries], Layout]:
-    """Series of some rows, and the layout with the notation that they show."""
-    observed, form = observed_series(frame, layout)
-    return regular_series(observed, form.frequency), layout._replace(form=form)
+@dataclass
+class _Known:
+    """What parts of a table have shown so far: its notation, and the step of its times."""
+
+    layout: Layout
+    step: Step | None = None
+
+    def series(self, frame: pd.DataFrame) -> list[RegularSeries]:
+        """Those of the next part."""
+        observed, form = observed_series(frame, self.layout)
+        self.layout = self.layout._replace(form=form)
+        self.step = self.step or usual_step(observed)
+        return regular_series(observed, form.frequency, self.step)
 
 
 def _whole_series(

@@ -259,7 +259,15 @@ class RegularSeries:
     group: str | None = None
 
 
-def regular_series(observed: Sequence[Observed], frequency: str | None) -> list[RegularSeries]:
+def usual_step(observed: Sequence[Observed]) -> Step | None:
+    """The most common distance of two times; None if no series has two."""
+    times = {id(one.times): one.times for one in observed if one.times is not None}
+    return Step.infer(list(times.values())) if times else None
+
+
+def regular_series(
+    observed: Sequence[Observed], frequency: str | None, usual: Step | None = None
+) -> list[RegularSeries]:
     """Series on the grid of one step; steps without a row are NaN, and both ends are observed.
 
     A series whose times do not lie on the grid of the others may have one of its own.
@@ -268,6 +276,8 @@ def regular_series(observed: Sequence[Observed], frequency: str | None) -> list[
     ----------
     frequency
         See :meth:`Step.parse`; by default the most common distance of two times.
+    usual
+        That distance in the rest of the file; None: these are all of it.
 
     Raises
     ------
@@ -275,15 +285,12 @@ def regular_series(observed: Sequence[Observed], frequency: str | None) -> list[
         Times are not whole steps apart, or no series has two.
     """
     given = None if frequency is None else Step.parse(frequency)
-    times = {id(one.times): one.times for one in observed if one.times is not None}
-    step = given
-    if step is None and times:
-        step = Step.infer(list(times.values()))
-        if step is None and any(map(len, times.values())):
-            raise ValueError(
-                "no series has two times, so that its frequency is unknown; give another "
-                "--id-column, or --frequency"
-            )
+    step = given or usual or usual_step(observed)
+    if step is None and any(one.times is not None and len(one.times) for one in observed):
+        raise ValueError(
+            "no series has two times, so that its frequency is unknown; give another "
+            "--id-column, or --frequency"
+        )
     return [
         _without_times(one, given) if one.times is None else _on_grid(one, step, given is None)
         for one in observed

@@ -34,7 +34,10 @@ def parse_times(column: pd.Series[Any], date_format: str | None = None) -> tuple
         A time is missing, is no date, or its zone, or day and month, are not those of the others.
     """
     name = str(column.name)
-    codes, unique = pd.factorize(column.mask(column == "") if column.dtype == object else column)
+    if not pd.api.types.is_datetime64_any_dtype(column):
+        column = column.astype(object)
+        column = column.mask(column == "")
+    codes, unique = pd.factorize(column)
     missing = int((codes < 0).sum())
     if missing:
         raise ValueError(f"{missing} rows have no time in column {name!r}")
@@ -52,6 +55,9 @@ def parse_times(column: pd.Series[Any], date_format: str | None = None) -> tuple
             parsed, date_format = _parsed(texts, name)
         else:
             parsed = _of_form(texts, date_format, name)
+    missing = int(np.isin(codes, np.flatnonzero(parsed.isna())).sum())  # blanks
+    if missing:
+        raise ValueError(f"{missing} rows have no time in column {name!r}")
     times: Times = parsed.to_numpy().astype("datetime64[ns]")[codes]
     return times, date_format
 

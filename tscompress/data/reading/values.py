@@ -153,8 +153,8 @@ def _plain(texts: pd.Series[str], decimal: Decimal) -> pd.Series[str]:
     return texts
 
 
-def find_decimal(cells: pd.DataFrame, separator: str | None) -> Decimal:
-    """The decimal sign of text: a point, unless commas can be nothing else.
+def find_decimal(cells: pd.DataFrame, separator: str | None) -> Decimal | None:
+    """The decimal sign of text: a point, unless commas can be nothing else; None without any.
 
     Raises
     ------
@@ -178,7 +178,7 @@ def find_decimal(cells: pd.DataFrame, separator: str | None) -> Decimal:
             f"{shown(doubtful[1])} in column {str(doubtful[0])!r} may be a fraction or have "
             "thousands; give --decimal . or --decimal ,"
         )
-    return signs.pop() if signs else "."
+    return signs.pop() if signs else None
 
 
 def _unclear(block: pd.DataFrame, separator: str | None) -> Iterator[tuple[Any, pd.Series[str]]]:
