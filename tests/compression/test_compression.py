@@ -706,8 +706,8 @@ def test_schedules_out_of_range_are_refused(
         ({"budget": "parameters=0.5", "rank": 4}, "rank and budget were given"),
         ({"budget": "parameters=0.5", "ff_ratio": 0.5}, "no ff_ratio"),
         ({"budget": "parameters=0.5", "exclude": ["*"]}, "no exclude"),
-        ({"budget": "parameters=0.5", "layout": "loose"}, "budget: .*folded"),
-        ({"budget": "parameters=0.5", "multiple": 3}, "budget: .*1, 8 or 16"),
+        ({"budget": "parameters=0.5", "layout": "loose"}, "layout: .*folded"),
+        ({"budget": "parameters=0.5", "multiple": 3}, "multiple: .*1, 8 or 16"),
         (
             {"budget": "parameters=0.5", "layout": "factored", "depth": True},
             "depth .*folded",
