@@ -374,6 +374,7 @@ def test_models_that_draw_nothing_forecast_once(bolt: BaseChronosPipeline) -> No
     assert once.sampling is None
     single = evaluate_pipeline(bolt, name="b", max_series=2, datasets=YEARLY)
     assert once.rows[0].series == single.rows[0].series
+    assert once.rows[0].seasonality == 1  # of years
     with pytest.raises(UsageError, match=r"seeds are \[\]; give one or more"):
         evaluate_pipeline(bolt, name="b", datasets=YEARLY, seeds=())
     with pytest.raises(UsageError, match=r"seeds are \[-3\]; give one or more from 0 on"):

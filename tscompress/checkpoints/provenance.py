@@ -67,4 +67,5 @@ def hashes_of_model(directory: Path, recorded: Mapping[str, str]) -> dict[str, s
     """Of ``recorded`` hashes those of files that determine forecasts; None without weights."""
     names = {path.name for path in source_files(directory)}
     found = {name: str(digest) for name, digest in recorded.items() if name in names}
-    return found if {path.name for path in weight_files(directory)} <= {*found} != set() else None
+    weights = {path.name for path in weight_files(directory)}
+    return found if weights and weights <= found.keys() else None

@@ -69,7 +69,7 @@ Seeds = Annotated[
 NoCache = Annotated[bool, typer.Option("--no-cache", help="Do not reuse scores of earlier runs.")]
 
 _SETTINGS = ("cross_learning", "as_univariate", "sort_quantiles")
-_NAIVE = "seasonal-naive"
+_NAIVE = "seasonal-naive"  # as evaluation.results has it, which is slow to import
 #: What a result of seasonal naive does not depend on.
 _OF_CHECKPOINTS = ("revision", "device", "dtype", "seed", "seeds", "num_samples")
 _FOR_MODELS = (

@@ -13,9 +13,10 @@ from tscompress.linalg import truncated_svd
 def balance_factors_(student: LoadedModel) -> None:
     """Give both factors of each product L R the same singular values; the product stays.
 
-    A cut that weights inputs leaves what it undoes in R, which is then a hundred times smaller
-    than L (activation-svd, SVD-LLM). Steps of Muon and AdamW do not grow with the weights they
-    change, so no learning rate suits both. Forecasts stay up to rounding in float32.
+    A cut that weights inputs leaves what it undoes in R: that of SVD-LLM is then a hundred times
+    smaller than L, that of activation-svd less so. Steps of Muon and AdamW do not grow with the
+    weights they change, so no learning rate suits both (eval/notes/recovery.md). Forecasts stay up
+    to rounding in float32.
     """
     for module in student.model.modules():
         if isinstance(module, LowRankLinear):
