@@ -19,9 +19,11 @@ from tscompress.benchmark.workload import Workload
 from tscompress.checkpoints.load import load
 from tscompress.errors import UnsupportedModelError
 from tscompress.evaluation.batching import forecast_bytes
+from tscompress.evaluation.forecasting import forecast
 from tscompress.layers.latent_cross_attention import cache_name
 from tscompress.layers.shared_cross_attention import (
     SharedCrossAttention,
+    cross_attention_shared,
     share_cross_attention,
     shares_cross_attention,
 )
@@ -149,6 +151,52 @@ def test_original_pipeline_is_unchanged(stock: BaseChronosPipeline) -> None:
     model: Any = stock.inner_model
     beams = model.generate(torch.arange(3, 15).view(2, 6), num_beams=3, max_new_tokens=4)
     assert len(beams) == 2
+
+
+def cross_layers(pipeline: BaseChronosPipeline) -> list[Any]:
+    return [block.layer[1] for block in pipeline.inner_model.decoder.block]  # type: ignore[union-attr]
+
+
+def test_a_pipeline_shares_for_a_while(stock: Any) -> None:
+    expected = drawn(stock, 4, 3)
+    model, layers = stock.model, cross_layers(stock)
+    with cross_attention_shared(stock):
+        assert shares_cross_attention(stock)
+        torch.testing.assert_close(drawn(stock, 4, 3), expected, equal_nan=True)
+        with cross_attention_shared(stock):
+            assert shares_cross_attention(stock)
+        assert shares_cross_attention(stock)
+    with pytest.raises(KeyboardInterrupt), cross_attention_shared(stock):
+        raise KeyboardInterrupt
+    assert stock.model is model
+    assert all(a is b for a, b in zip(cross_layers(stock), layers, strict=True))
+    assert torch.equal(drawn(stock, 4, 3).nan_to_num(), expected.nan_to_num())
+
+
+def test_only_a_stock_chronos_t5_shares_for_a_while(
+    stock: Any, checkpoints: dict[str, Path]
+) -> None:
+    pipelines = [load(checkpoints[family]).forecaster for family in ("chronos-bolt", "chronos-2")]
+    hooked: Any = cross_layers(stock)[1]
+    hooked.forward = hooked.forward  # as accelerate does
+    for pipeline in (*pipelines, stock):
+        with cross_attention_shared(pipeline):
+            assert not shares_cross_attention(pipeline)
+    assert SharedCrossAttention not in map(type, cross_layers(stock))
+
+
+def test_scored_forecasts_share(stock: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    attention: Any = cross_layers(stock)[0].EncDecAttention
+    forward, rows = attention.forward, []
+
+    def spy(*args: Any, **options: Any) -> Any:
+        rows.append(len(options["key_value_states"]))
+        return forward(*args, **options)
+
+    monkeypatch.setattr(attention, "forward", spy)
+    forecast(stock, [series.numpy() for series in contexts()], 3, num_samples=6)
+    assert rows == [4] * 3
+    assert not shares_cross_attention(stock)
 
 
 def test_models_without_sample_paths_are_refused(checkpoints: dict[str, Path]) -> None:

@@ -32,6 +32,7 @@ from tscompress.evaluation.metrics import backtest
 from tscompress.families.covariates import Covariates, Joint
 from tscompress.families.registry import adapter_of_pipeline
 from tscompress.io.quiet import quiet_horizons
+from tscompress.layers.shared_cross_attention import cross_attention_shared
 
 with warnings.catch_warnings():
     # gluonts recommends faster JSON libraries on import; nothing here is slowed down by JSON.
@@ -71,9 +72,10 @@ def forecast(
     Batches have series of similar length and depend only on the lengths and ``batch_size``. The
     random numbers of a batch depend only on ``seed``, ``stream`` and its position, so two models
     are compared on common random numbers; the global generator is restored. A batch that does not
-    fit into memory is computed in parts with the same random numbers, and the processes of
-    ``torchrun`` share the batches: both change forecasts only by rounding, which in an int8 graph
-    depends on all series of a call.
+    fit into memory is computed in parts with the same random numbers, the processes of ``torchrun``
+    share the batches, and the paths of a Chronos-T5 share the cross-attention keys and values of
+    their series: all change forecasts only by rounding, which in an int8 graph depends on all
+    series of a call.
 
     Parameters
     ----------
@@ -153,21 +155,23 @@ def predict(
     lengths = [len(values) for values in tensors]
     processes = Processes()
     input_rows = 1 + len(covariates[0].past) if covariates else 1
-    size, at_once = processes.agree(
-        lambda: batch_sizes(pipeline, lengths, horizon, batch_size, num_samples, input_rows)
-    )
-    parts = Parts(at_once)
     found: dict[int, npt.NDArray[np.float32]] = {}
-    for position, indices in enumerate(batches_by_length(lengths, size)):
-        if not processes.has(position):
-            continue
-        batch = [tensors[index] for index in indices]
-        beside = None if covariates is None else [covariates[index] for index in indices]
-        key = f"{seed}/{stream}/{position}"
-        output = parts.compute(
-            len(batch), partial(_predict_part, pipeline, batch, beside, horizon, num_samples, key)
+    with cross_attention_shared(pipeline):
+        size, at_once = processes.agree(
+            lambda: batch_sizes(pipeline, lengths, horizon, batch_size, num_samples, input_rows)
         )
-        found |= dict(zip(indices, output, strict=True))
+        parts = Parts(at_once)
+        for position, indices in enumerate(batches_by_length(lengths, size)):
+            if not processes.has(position):
+                continue
+            batch = [tensors[index] for index in indices]
+            beside = None if covariates is None else [covariates[index] for index in indices]
+            key = f"{seed}/{stream}/{position}"
+            output = parts.compute(
+                len(batch),
+                partial(_predict_part, pipeline, batch, beside, horizon, num_samples, key),
+            )
+            found |= dict(zip(indices, output, strict=True))
     found = processes.gather(found)
     return np.stack([found[index] for index in range(len(tensors))])
 

@@ -12,6 +12,8 @@ No weights and no files change: this is another way to run a stock, folded or fa
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -51,16 +53,48 @@ def share_cross_attention(pipeline: BaseChronosPipeline) -> ChronosPipeline:
             f"a {type(pipeline).__name__} has no sample paths to share keys and values; only "
             "Chronos-T5 does."
         )
-    for block in model.decoder.block:
-        if not isinstance(block.layer[1], SharedCrossAttention):
-            block.layer[1] = bare(SharedCrossAttention, block.layer[1])
+    _share_layers_(model)
     sharing = SharingChronosModel(config=pipeline.model.config, model=model)
     return ChronosPipeline(tokenizer=pipeline.tokenizer, model=sharing)
 
 
 def shares_cross_attention(pipeline: BaseChronosPipeline) -> bool:
-    """Whether ``pipeline`` came from :func:`share_cross_attention`."""
+    """Whether the sample paths of ``pipeline`` share cross-attention keys and values."""
     return isinstance(getattr(pipeline, "model", None), SharingChronosModel)
+
+
+@contextmanager
+def cross_attention_shared(pipeline: BaseChronosPipeline) -> Iterator[None]:
+    """Inside, a stock Chronos-T5 is as after :func:`share_cross_attention`; others are as before.
+
+    Unlike there, it is the given pipeline that shares, so its other methods keep their meaning, and
+    all is as before at the end. Layers that are called in another way than by their class, as by
+    the hooks of accelerate, are left alone.
+    """
+    plain = getattr(pipeline, "model", None)
+    if type(plain) is not ChronosModel or not isinstance(plain.model, T5ForConditionalGeneration):
+        yield
+        return
+    layers = [block.layer for block in plain.model.decoder.block]
+    before = [of_block[1] for of_block in layers]
+    if any("forward" in vars(layer) or layer._forward_pre_hooks for layer in before):
+        yield
+        return
+    sharing: Any = pipeline
+    try:
+        _share_layers_(plain.model)
+        sharing.model = SharingChronosModel(config=plain.config, model=plain.model)
+        yield
+    finally:
+        sharing.model = plain
+        for of_block, layer in zip(layers, before, strict=True):
+            of_block[1] = layer
+
+
+def _share_layers_(model: T5ForConditionalGeneration) -> None:
+    for block in model.decoder.block:
+        if not isinstance(block.layer[1], SharedCrossAttention):
+            block.layer[1] = bare(SharedCrossAttention, block.layer[1])
 
 
 class SharedCrossAttention(T5LayerCrossAttention):  # type: ignore[misc]
