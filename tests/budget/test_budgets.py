@@ -307,6 +307,16 @@ def test_multiples(models: dict[str, Any], family: str, multiple: int) -> None:
         folded_candidates(sensitivity, costs, multiple=0)
 
 
+def test_heads_are_no_wider_than_the_stream(models: dict[str, Any], family: str) -> None:
+    model, costs = models[family], cost_model_of(family, models[family])
+    sensitivity = sensitivity_of(family, model)
+    every = {one.qk for one in folded_candidates(sensitivity, costs)}
+    assert every == {one.qk for one in folded_candidates(sensitivity, costs, width=max(every))}
+    for width in (sorted(every)[-2], 1):
+        offered = {one.qk for one in folded_candidates(sensitivity, costs, width=width)}
+        assert offered == ({size for size in every if size <= width} or {min(every)})
+
+
 def test_unusable_sensitivities_are_refused(models: dict[str, Any]) -> None:
     costs = cost_model_of("chronos-t5", models["chronos-t5"])
     sensitivity = sensitivity_of("chronos-t5", models["chronos-t5"])

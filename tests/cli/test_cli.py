@@ -965,7 +965,9 @@ FOR_FOLD = "has no measure; for fold give parameters="
     ("arguments", "text"),
     [
         (["evaluate", "seasonal-naive", "--seed", -1], "seed: "),
-        (["evaluate", "seasonal-naive", "--batch-size", 2_000_000], "batch_size"),
+        (["evaluate", "reference/bolt", "--batch-size", 2_000_000], "batch_size"),
+        (["evaluate", "seasonal-naive", "--batch-size", 8], "--batch-size cannot go with it"),
+        (["evaluate", "seasonal-naive", "--cross-learning"], "--cross-learning cannot go with it"),
         (["evaluate", "seasonal-naive", "--max-series", 2_000_000_000], "max_series: "),
         (["evaluate", "seasonal-naive", "--margin", 0.1], "--margin cannot go with it"),
         (["evaluate", "seasonal-naive", "--dtype", "bfloat16"], "--dtype cannot go with it"),

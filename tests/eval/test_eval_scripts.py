@@ -304,8 +304,9 @@ def recovered(trial: Any, seed: int, factor: float) -> dict[str, Any]:
     cells = dict.fromkeys(("WQL before", "SQL before", "SQL", "MASE before"), 1.0)
     cells |= dict.fromkeys(("skill before", "skill", "seasons before", "seasons"), 0.75)
     loss = {"loss before": 0.1, "loss": 0.0, "series/s": 1.0, "fine-tuning series/s": 1.0}
+    loss |= {"CPU minutes": 0.9}
     name = {"model": "m", "trial": trial.label, "data": "real", "optimizer": "muon", "series": 60}
-    rates = {"learning rate": "default", "minutes": 1.0, "parameters": 0.5, "seed": seed}
+    rates = {"learning rate": "default", "bound": trial.bound, "parameters": 0.5, "seed": seed}
     return {**name, **rates, **cells, **loss, "WQL": factor, "MASE": factor}
 
 
@@ -359,6 +360,10 @@ def test_a_trial_may_leave_layers_out(scripts: Any) -> None:
     assert narrow.label == "d_model 96, d_kv 8, d_ff 25%, 4 + 2 layers"
     beside = scripts.recover.Trial.parse("parameters=0.3,10,d_model=96")
     assert (beside.width, beside.label) == (96, "parameters=0.3 by layer, d_model 96")
+    assert (trial.bound, trial.steps) == ("5 minutes", None)
+    in_steps = scripts.recover.Trial.parse("8,0.25,1200steps,4,2")
+    assert in_steps == scripts.recover.Trial(size(8, 0.25), layers=(4, 2), steps=1200)
+    assert (in_steps.bound, in_steps.minutes) == ("1200 steps", None)
     by_layer = scripts.recover.Trial.parse("parameters=0.3,10")
     assert by_layer.width is None
     assert (str(by_layer.size), by_layer.minutes) == ("parameters=0.3", 10)

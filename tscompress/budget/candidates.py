@@ -105,11 +105,14 @@ def folded_candidates(
     candidates = []
     given = width, 0.0, cost_model
     for at, lost_width, costs in [given, *_widths(sensitivity, multiple, narrower)]:
+        # No head has use for more dimensions than the stream that it reads.
+        widest = full if at is None else max(at, head_sizes[-1])
+        useful = [size for size in head_sizes if size <= widest]
         header = header_cost(costs, original or cost_model)
         for kept, lost_layers in _depths(sensitivity, cost_model, depth):
             base, lost = costs.costs(kept_layers=kept) + header, lost_width + lost_layers
             # Costs are affine in these sizes: price each size once, not each pair.
-            heads = [(n, *_priced(sensitivity, costs, HEADS, n, kept)) for n in head_sizes]
+            heads = [(n, *_priced(sensitivity, costs, HEADS, n, kept)) for n in useful]
             units = [(n, *_priced(sensitivity, costs, HIDDEN, n, kept)) for n in unit_sizes]
             candidates += [
                 Candidate(d, d, d_ff, kept, lost + loss_h + loss_u, base + costs_h + costs_u, at)

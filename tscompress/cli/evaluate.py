@@ -71,7 +71,9 @@ NoCache = Annotated[bool, typer.Option("--no-cache", help="Do not reuse scores o
 _SETTINGS = ("cross_learning", "as_univariate", "sort_quantiles")
 _NAIVE = "seasonal-naive"  # as evaluation.results has it, which is slow to import
 #: What a result of seasonal naive does not depend on.
-_OF_CHECKPOINTS = ("revision", "device", "dtype", "seed", "seeds", "num_samples")
+_OF_CHECKPOINTS = (
+    "revision", "device", "dtype", "seed", "seeds", "num_samples", "batch_size", *_SETTINGS,
+)  # fmt: skip
 _FOR_MODELS = (
     "suite", "horizon", *_LONG_FORMAT_OPTIONS, "dataset", "max_series", "root", "batch_size",
     "seeds", "num_samples", *_SETTINGS, "no_cache", "device", "dtype",
@@ -380,15 +382,16 @@ def compare(
 
     A single result is compared with the one of --against in the same file.
     """
+    from tscompress.evaluation.batching import Processes
     from tscompress.evaluation.comparison import series_frame
     from tscompress.evaluation.results import SCORES_FILE
     from tscompress.evaluation.tables import comparison_tables
     from tscompress.io.files import check_output, new_directory, write_text_atomically
-    from tscompress.workflows.claims import check_alone, claimed_by_main
+    from tscompress.workflows.claims import claimed_by_main
     from tscompress.workflows.evaluate import compare as compare_all
     from tscompress.workflows.evaluate import is_model
 
-    check_alone("compare")
+    Processes().check_alone("compare")
     places = [path(given) for given in results]
     inputs = [file if (file := given / SCORES_FILE).is_file() else given for given in places]
     inputs += [] if root is None else [root]

@@ -309,6 +309,18 @@ class Processes:
         """Whether this is the process that writes and prints."""
         return self.index == 0
 
+    def check_alone(self, command: str) -> None:
+        """Refuse several processes for a command of which each would write the output.
+
+        Raises
+        ------
+        UsageError
+        """
+        if self.count > 1:
+            raise UsageError(
+                f"{command} runs in one process; start it without torchrun or accelerate."
+            )
+
     def device(self, name: str) -> str:
         """The device of this process; ``cuda`` becomes a separate GPU for each."""
         if self.count == 1 or name != "cuda":

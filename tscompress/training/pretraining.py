@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -23,7 +22,8 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from tscompress.data.batch import ForecastBatch
-from tscompress.errors import DivergenceError, RecipeError, UsageError
+from tscompress.errors import DivergenceError, RecipeError
+from tscompress.evaluation.batching import Processes
 from tscompress.families.registry import adapter_of
 from tscompress.families.stacks import layer_matrices
 from tscompress.io.arguments import check_type
@@ -122,8 +122,7 @@ def pretrain(
     check_type("recipe", recipe, (PretrainRecipe,), "what tscompress.load_pretrain_recipe returned")
     check_type("output", output, (str, Path), "the path of a directory")
     output = user_path(output)
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise UsageError("pretrain runs in one process; start it without torchrun or accelerate.")
+    Processes().check_alone("pretrain")
     check_pretraining_output(recipe, output)
     run = _Run(recipe, output, resume=resume)
     with StopRequest() as stop, attention_for_training(run.model):

@@ -6,20 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tscompress.errors import UsageError
 from tscompress.evaluation.batching import Processes
 from tscompress.io.making_way import claimed
-
-
-def check_alone(command: str) -> None:
-    """Refuse several processes, of which each would write the output.
-
-    Raises
-    ------
-    UsageError
-    """
-    if Processes().count > 1:
-        raise UsageError(f"{command} runs in one process; start it without torchrun or accelerate.")
 
 
 @contextmanager

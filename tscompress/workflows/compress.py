@@ -26,6 +26,7 @@ from tscompress.data.leakage import guarded
 from tscompress.data.reading.summary import SeriesSummary
 from tscompress.data.series import DEFAULT_FORMAT, Given, read_again, read_series
 from tscompress.errors import DataError, PlanError, UsageError
+from tscompress.evaluation.batching import Processes
 from tscompress.families.registry import wrap_pipeline
 from tscompress.io.files import check_output
 from tscompress.io.freed_memory import return_memory
@@ -41,7 +42,7 @@ from tscompress.plan.schedules import (
 )
 from tscompress.progress import OnProgress, silent
 from tscompress.training.recovery_state import differences_from
-from tscompress.workflows.claims import check_alone, claimed_by_main
+from tscompress.workflows.claims import claimed_by_main
 from tscompress.workflows.fitted_to import (
     calibration_sources,
     given_source,
@@ -128,7 +129,7 @@ def compress_checkpoint(
     TscompressError
         One of its subclasses; no partial output is left.
     """
-    check_alone("compress")
+    Processes().check_alone("compress")
     largest = shard_bytes(max_shard_size)
     output = Path(recipe.output)
     work = None if dry_run else recovery_directory(output)

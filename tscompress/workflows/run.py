@@ -20,6 +20,7 @@ from tscompress.data.leakage import guarded
 from tscompress.data.reading.summary import SeriesSummary
 from tscompress.data.synthetic import FloatArray
 from tscompress.errors import UsageError
+from tscompress.evaluation.batching import Processes
 from tscompress.evaluation.fidelity import Fidelity
 from tscompress.evaluation.metrics import Quantiles
 from tscompress.evaluation.results import EvaluationResult
@@ -35,7 +36,7 @@ from tscompress.profiling.measure import profile
 from tscompress.profiling.rank_profile import RankProfile
 from tscompress.progress import OnProgress, silent
 from tscompress.runtime.record import is_exported
-from tscompress.workflows.claims import check_alone, claimed_by_main
+from tscompress.workflows.claims import claimed_by_main
 from tscompress.workflows.compress import compress_loaded_
 from tscompress.workflows.early_checks import check_stages, other_summaries
 from tscompress.workflows.evaluate_models import evaluate_models, score
@@ -148,7 +149,7 @@ def finishing_run(
     inputs
         Besides those of the recipe: what the output must not replace.
     """
-    check_alone("run")
+    Processes().check_alone("run")
     if recipe.export is not None:
         _check_export(device)
     output = user_path(recipe.output)

@@ -40,12 +40,12 @@ from tscompress.errors import (
     TscompressError,
     UsageError,
 )
+from tscompress.evaluation.batching import Processes
 from tscompress.families.registry import build_empty, family_of, wrap_pipeline
 from tscompress.io.files import check_file, check_output, user_path, write_text_atomically
 from tscompress.io.making_way import claimed, undo_killed
 from tscompress.plotting import save_figure
 from tscompress.progress import OnProgress, silent
-from tscompress.workflows.claims import check_alone
 from tscompress.workflows.compress import check_sizes
 from tscompress.workflows.early_checks import (
     check_calibration,
@@ -123,7 +123,7 @@ def sweep(
         unless all do; one with sizes that the model cannot have is refused before the first, and
         so is what cannot be measured, calibrated or trained on.
     """
-    check_alone("sweep")
+    Processes().check_alone("sweep")
     if processes < 1:
         raise UsageError(f"processes is {processes}; it must be at least 1.")
     points = points_of(recipe)
