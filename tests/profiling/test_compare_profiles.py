@@ -13,6 +13,7 @@ import pytest
 from rich.console import Console
 
 import tscompress
+from tscompress.compression.fold_config import FoldConfig
 from tscompress.errors import DataError, OutputExistsError, UsageError
 from tscompress.profiling.compare_profiles import (
     COMPARED_FILES,
@@ -120,6 +121,44 @@ def test_table_fits_a_terminal(profiles: dict[str, RankProfile]) -> None:
 # --------------------------------------------------------------------------------------------------
 # Refused
 # --------------------------------------------------------------------------------------------------
+
+
+def test_a_kind_without_queries_keeps_its_feed_forwards(
+    checkpoints: dict[str, Path], profiles: dict[str, RankProfile]
+) -> None:
+    """As of a Chronos-2 whose series see none but themselves."""
+    small = tscompress.compress(checkpoints["chronos-2"], fold=FoldConfig(univariate=True))
+    alone = profile(small, calibration=None, name="alone")
+    group = [weight for weight in alone.weights if weight.kind == "group"]
+    assert {weight.role for weight in group if weight.part == "attention"} == {"vo"}
+    assert not any(weight.heads for weight in group)  # a product of all heads has none of its own
+    heads = [head.full_rank for weight in alone.weights for head in weight.heads]
+    assert max(heads) == profiles["chronos-2"].weights[0].heads[0].full_rank
+    table = compare_profiles([profiles["chronos-2"], alone]).table()
+    cells = [list(column.cells) for column in table.columns]
+    rows = dict(zip(zip(cells[0], cells[1], strict=True), cells[-1], strict=True))
+    assert rows["", "group"]
+    assert len(cells[0]) == 4
+
+
+def test_names_are_text_in_the_table(profiles: dict[str, RankProfile], tmp_path: Path) -> None:
+    names = ["bolt [base]", "a[/]"]
+    found = compare_profiles([profiles["chronos-bolt"], profiles["chronos-t5"]], names=names)
+    console = Console(width=200)
+    with console.capture() as captured:
+        console.print(found.table())
+    assert all(name in captured.get() for name in names)
+
+
+def test_home_is_expanded(
+    profiles: dict[str, RankProfile], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    profiles["chronos-bolt"].save("~/p")
+    assert (tmp_path / "p" / "profile.json").is_file()
+    found = compare_profiles(["~/p", "~/p/profile.json"])
+    found.save("~/compared")
+    assert (tmp_path / "compared" / "compared_ranks.csv").is_file()
 
 
 def test_other_epsilons_are_refused_by_name(

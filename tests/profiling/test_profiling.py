@@ -342,6 +342,12 @@ def test_given_series_are_embedded_and_run(bolt: LoadedModel) -> None:
     assert any("fewer positions than they are wide" in line for line in result.findings())
 
 
+def test_series_that_nothing_reads_are_refused(checkpoints: dict[str, Path]) -> None:
+    series = [np.sin(np.arange(60.0))]
+    with pytest.raises(UsageError, match=r"nothing here reads them: .* embedding only; give none"):
+        profile(checkpoints["chronos-t5"], series=series, calibration=None)
+
+
 @pytest.mark.parametrize("given", [np.stack, iter])
 def test_series_are_an_array_or_come_one_by_one(
     bolt: LoadedModel, given: Callable[..., object]

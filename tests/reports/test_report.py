@@ -34,7 +34,7 @@ from tscompress.evaluation.typical_series import ForecastExample, typical_exampl
 from tscompress.hub.card_scores import read_scores
 from tscompress.plan.schedules import RankSchedule
 from tscompress.probing.measure import ProbeConfig
-from tscompress.reports.content import make_report, texts
+from tscompress.reports.content import make_report, plan_label, rank_rows, texts
 from tscompress.reports.forecast_charts import forecast_chart
 from tscompress.reports.page import render_page
 from tscompress.reports.points import Point, front, table_points
@@ -519,6 +519,10 @@ def test_more_runs_in_the_figure(walked: Run, directory: Path, tmp_path: Path) -
     page = Page(rewrite_report(directory, output, compare=[other]).read_text())
     assert "slower: fold, d_kv 2" in page.prose
     assert "--compare" not in page.prose
+    twin = tmp_path / "twin" / "slower"
+    save_run(replace(faster, directory=twin), recipe)
+    text = Page(rewrite_report(directory, output, compare=[other, twin], force=True).read_text())
+    assert "(2)" in text.prose
 
     save_run(faster, recipe.model_copy(update={"model": "another"}))
     with pytest.raises(UsageError, match="same original"):
@@ -547,6 +551,34 @@ def test_more_runs_in_the_figure(walked: Run, directory: Path, tmp_path: Path) -
     )  # fmt: skip
     with pytest.raises(UsageError, match="other series"):
         rewrite_report(directory, output, compare=[other], force=True)
+
+
+def test_layers_that_go_are_named(walked: Run) -> None:
+    """The plan's names count the layers that stay, those of a profile all of them."""
+    result, recipe = walked
+    assert result.profile is not None
+    plan = result.plan
+
+    def stays(name: str) -> bool:
+        return not name.startswith("encoder.block.1.")
+
+    fewer = plan.model_copy(update={
+        "heads": tuple(head for head in plan.heads if stays(head.name)),
+        "hidden": tuple(hidden for hidden in plan.hidden if stays(hidden.name)),
+        "kept_layers": {"encoder": (1,)},
+    })  # fmt: skip
+    whole, found = (rank_rows(result.profile, one) for one in (plan, fewer))
+    by_depth = [
+        {row.depth: row.kept for row in rows if row.kind == "encoder"} for rows in (whole, found)
+    ]
+    assert by_depth[1] == {0: "dropped", 1: by_depth[0][1]}
+    others = [[row.kept for row in rows if row.kind != "encoder"] for rows in (whole, found)]
+    assert others[0] == others[1]
+    assert plan_label(fewer) == "fold, 1 layer, d_kv 2, d_ff 40"
+    assert "parameters of the kept layers (" in fewer.summary()
+    page = Page(render_page(make_report(replace(result, plan=fewer, bench=None), recipe)))
+    assert "attention parameters of the kept layers" in page.prose
+    assert "feed-forward parameters of the kept layers" in page.prose
 
 
 def test_windows_are_named_beside_the_number_of_series(walked: Run) -> None:

@@ -49,6 +49,7 @@ from tscompress.workflows.sweep_points import (
     Grid,
     SweepRecipe,
     load_sweep_recipe,
+    original_digest,
     points_of,
     suite_content,
 )
@@ -456,6 +457,27 @@ def test_finished_sweep_reads_its_points(
     again = sweep(chosen, on_point=told)
     assert told.measured == told.failed == []
     pd.testing.assert_frame_equal(again.frame, result.frame)
+
+
+def test_a_sweep_is_the_same_wherever_it_lies(
+    done: tuple[SweepResult, SweepRecipe], tmp_path: Path
+) -> None:
+    result, chosen = done
+    moved = tmp_path / "moved"
+    shutil.copytree(chosen.output, moved)
+    told = Record()
+    again = sweep(chosen.model_copy(update={"output": str(moved)}), on_point=told)
+    assert told.measured == []
+    assert again.frame["id"].tolist() == result.frame["id"].tolist()
+
+
+def test_another_device_measures_other_points(
+    checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = load(checkpoints["chronos-bolt"])
+    here = original_digest(original)
+    monkeypatch.setattr(sweep_points, "hardware", lambda device: ["cuda", "a GPU"])
+    assert original_digest(original) != here
 
 
 def test_a_sweep_grows(

@@ -7,6 +7,7 @@ of a compressed checkpoint, so it is saved with it.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -34,6 +35,7 @@ from tscompress.plan.layer_plans import (
 PLAN_VERSION: Literal[1] = 1
 #: Options that drop what a forecast never needs; a fold of these alone is exact.
 DROPS = ("univariate", "single_token")
+_PLACE = re.compile(r"(\w+)\.block\.(\d+)(?=\.|$)")
 M = TypeVar("M", bound=BaseModel)
 
 
@@ -177,6 +179,20 @@ class Plan(BaseModel):
         )
         return (d_kv, d_ff) if stock else None
 
+    def name_before(self, name: str) -> str:
+        """What a planned layer was called before layers were dropped: they are numbered anew."""
+        place = _PLACE.match(name)
+        if place is None or not self.kept_layers or place[1] not in self.kept_layers:
+            return name
+        return f"{place[1]}.block.{self.kept_layers[place[1]][int(place[2])]}{name[place.end() :]}"
+
+    def drops_layer_of(self, name: str) -> bool:
+        """Whether the plan drops the layer of the original that ``name`` is in."""
+        place = _PLACE.match(name)
+        if place is None or not self.kept_layers or place[1] not in self.kept_layers:
+            return False
+        return int(place[2]) not in self.kept_layers[place[1]]
+
     def narrowed(self) -> Plan:
         """The plan for the model that is already sliced to this plan's width."""
         if self.width is None:
@@ -246,7 +262,8 @@ class Plan(BaseModel):
     def _sizes_summary(self) -> list[str]:
         before, after = self.parameters("attention")
         share = percent(self.attention_parameter_ratio, 1)
-        attention = f"attention {before:,} -> {after:,} parameters ({share})"
+        of_kept = " of the kept layers" if self.kept_layers else ""
+        attention = f"attention {before:,} -> {after:,} parameters{of_kept} ({share})"
         if self.method == "fold":
             return self._fold_summary(attention)
         lines = [

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, model_validator
 from tscompress.errors import UsageError
 from tscompress.evaluation.metrics import Band
 from tscompress.evaluation.typical_series import Known
-from tscompress.io.files import write_text_atomically
+from tscompress.io.files import user_path, write_text_atomically
 from tscompress.io.results import Result, results_json
 from tscompress.io.text import counted
 from tscompress.probing.responses import (
@@ -192,7 +192,7 @@ class ProbeResult(Result):
 
     def save(self, path: str | Path) -> None:
         """Write JSON; the file is replaced in one step or not at all."""
-        write_text_atomically(Path(path), results_json(probe_content(self)))
+        write_text_atomically(user_path(path), results_json(probe_content(self)))
 
     @classmethod
     def load(cls, path: str | Path) -> ProbeResult:

@@ -18,11 +18,12 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 from rich.box import SIMPLE_HEAD
+from rich.markup import escape
 from rich.table import Table
 
 from tscompress.errors import DataError, UsageError
 from tscompress.io.arguments import check_list
-from tscompress.io.files import new_directory, write_text_atomically
+from tscompress.io.files import new_directory, user_path, write_text_atomically
 from tscompress.io.text import counted, listed, numbered
 from tscompress.linalg import even_picks
 from tscompress.profiling.compared_figures import COMPARED_FIGURES, save_compared_figures
@@ -96,7 +97,9 @@ class ProfileComparison:
     def _rows_of(self, name: str) -> Iterator[ComparedRank]:
         profile = self.profiles[name]
         group = profile.embedding[0]
-        width = group.spectrum.full_rank
+        widths = (weight.in_features for weight in profile.weights if weight.role == "q")
+        # A table may have fewer rows than columns.
+        width = next(widths, group.spectrum.full_rank)
         yield from self._means(name, "embedding", group.name, width, [group.spectrum])
         chosen = {
             "W_Q": [weight for weight in profile.weights if weight.role == "q"],
@@ -150,11 +153,12 @@ class ProfileComparison:
     def _add_rows(self, table: Table, name: str, epsilons: Sequence[float]) -> None:
         rows = [row for row in self._rows_of(name) if row.epsilon in epsilons]
         embedded = [row for row in rows if row.matrix == "embedding"]
-        label, embedding = name, _shares(embedded)
-        for kind in dict.fromkeys(row.kind for row in rows if row.matrix == "W_Q") or [""]:
+        label, embedding = escape(name), _shares(embedded)
+        # Feed-forwards have the kind of the attention before them, which may be without queries.
+        for kind in dict.fromkeys(row.kind for row in rows if row.matrix != "embedding") or [""]:
             queries = [row for row in rows if (row.matrix, row.kind) == ("W_Q", kind)]
             feeds = [row for row in rows if (row.matrix, row.kind) == ("feed-forward", kind)]
-            first = (queries or embedded)[0]
+            first = (queries or feeds or embedded)[0]
             layers = str(queries[0].matrices) if queries else ""
             cells = (embedding, _shares(queries), _shares(feeds))
             table.add_row(label, kind, str(first.d_model), layers, *cells)
@@ -168,7 +172,7 @@ class ProfileComparison:
         OutputExistsError
             The directory holds something and ``force`` is false, or something that is not ours.
         """
-        target = Path(directory)
+        target = user_path(directory)
         with new_directory(target, force=force, writes=COMPARED_FILES) as new:
             write_text_atomically(new / COMPARED_FILE, self._csv())
             drawn = save_compared_figures(self.profiles, new)
@@ -245,7 +249,7 @@ def read_profile(path: str | Path) -> RankProfile:
     DataError
         There is none, or its numbers cannot be: see :func:`check_profile`.
     """
-    place = Path(path)
+    place = user_path(path)
     if place.is_dir():
         place = place / PROFILE_FILE
     (profile, *_) = RankProfile.read_file(place)

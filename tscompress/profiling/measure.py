@@ -100,7 +100,7 @@ def profile(
     Raises
     ------
     UsageError
-        An ε is not in [1e-6, 1), or an argument is of a wrong type.
+        An ε is not in [1e-6, 1), an argument is of a wrong type, or nothing would read the series.
     FactorizationError
         A spectrum could not be computed; names the matrix.
     DataError, LeakError
@@ -117,11 +117,13 @@ def profile(
     corpus = None if calibration is None else _corpus_name(calibration, series)
     if series is None and calibration is not None and calibration.source not in OWN_SOURCES:
         series = read_series(calibration.source)
+    reason = _why_no_inputs(loaded, calibration)
+    if series is not None and reason is not None and _table_of(loaded) is not None:
+        raise UsageError(f"series are given, but nothing here reads them: {reason}; give none.")
     on_progress("embedding", 0, 1)
     embedding = profile_embedding(loaded, tolerances, series)
     on_progress("embedding", 1, 1)
     weights = profile_weights(loaded, tolerances, on_progress)
-    reason = _why_no_inputs(loaded, calibration)
     inputs: tuple[InputProfile, ...] = ()
     if calibration is not None and reason is None:
         inputs = profile_inputs(loaded, tolerances, calibration, series, on_progress)
@@ -216,6 +218,11 @@ def _root_spectrum(gram: Tensor, name: str) -> Tensor:
 # --------------------------------------------------------------------------------------------------
 
 
+def _table_of(loaded: LoadedModel) -> EmbeddingTable | None:
+    """Of models of tokens or pixels; None: patches of series are embedded."""
+    return FAMILIES[loaded.family].embedding_table(loaded.model, loaded.config)
+
+
 def profile_embedding(
     loaded: LoadedModel, epsilons: Sequence[float], series: Sequence[FloatArray] | None = None
 ) -> tuple[EmbeddingGroup, ...]:
@@ -224,7 +231,7 @@ def profile_embedding(
     Models of tokens or pixels have one group, their table. Models of patches of a series have one
     for each kind of signal, after ``all signals`` together.
     """
-    table = FAMILIES[loaded.family].embedding_table(loaded.model, loaded.config)
+    table = _table_of(loaded)
     if table is not None:
         return (_table_group(table, epsilons),)
     embedded = {
@@ -391,7 +398,7 @@ def _weight_profile(
     module = model.get_submodule(name)
     W = weight_matrix(module)
     heads: tuple[Spectrum, ...] = ()
-    if part == "attention":
+    if part == "attention" and "q" in block.projections:  # values alone are of all heads together
         by_head = _singular_values(head_slices(W, role, block.num_heads), name)  # [H, min(d_kv, d)]
         heads = tuple(Spectrum.of(sigma, epsilons) for sigma in by_head)
     return WeightProfile(

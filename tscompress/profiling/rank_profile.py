@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
 from tscompress.families.registry import FORECAST_FAMILIES
-from tscompress.io.files import write_text_atomically
+from tscompress.io.files import user_path, write_text_atomically
 from tscompress.io.results import Result
 from tscompress.io.text import percent, rounded_count
 from tscompress.linalg import epsilon_rank
@@ -248,7 +248,7 @@ class RankProfile(Result):
 
     def save(self, directory: str | Path) -> list[Path]:
         """Write ``profile.json`` and ``ranks.csv`` (a row per matrix and ε); returns the paths."""
-        target = Path(directory)
+        target = user_path(directory)
         written = {
             target / PROFILE_FILE: json.dumps(self.to_dict()) + "\n",
             target / RANKS_FILE: _ranks_csv(self),

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from statistics import fmean
 
 from rich.box import SIMPLE_HEAD
+from rich.markup import escape
 from rich.table import Table
 
 from tscompress.io.text import percent
@@ -65,7 +66,7 @@ def _percent_cell(spectra: Sequence[Spectrum], shown: Sequence[int]) -> str:
 
 
 def _flow_table(profile: RankProfile) -> Table:
-    table = _table(f"ε-rank of the inputs, on {profile.corpus}", left=["read by"])
+    table = _table(f"ε-rank of the inputs, on {escape(str(profile.corpus))}", left=["read by"])
     for heading in ("depth", "positions", "full rank", *_epsilon_headings(profile)):
         table.add_column(heading, justify="right")
     for part, name in (("attention", "{} attention"), ("encoder_output", "cross keys, values")):

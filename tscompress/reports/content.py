@@ -22,7 +22,7 @@ from tscompress.evaluation.results import (
     relative,
     series_text,
 )
-from tscompress.io.text import percent
+from tscompress.io.text import numbered, percent
 from tscompress.plan.plan import Plan
 from tscompress.probing.results import ProbeComparison, shared_tasks
 from tscompress.profiling.rank_profile import RankProfile
@@ -212,6 +212,9 @@ def plan_label(plan: Plan) -> str:
     """The sizes in a few words."""
     sizes = plan.uniform_sizes
     width = "" if plan.width is None else f"d_model {plan.width.kept}, "
+    if plan.kept_layers:
+        counts = " + ".join(str(len(kept)) for kept in plan.kept_layers.values())
+        width = f"{counts} {'layer' if counts == '1' else 'layers'}, {width}"
     if sizes is not None:
         return f"fold, {width}d_kv {sizes[0]}, d_ff {sizes[1]}"
     tokens = "" if plan.embedding is None else f", embedding of {plan.embedding.text}"
@@ -307,10 +310,11 @@ def _tiles(
             "feed-forward parameters": "feed_forward",
             "embedding parameters": "embedding",
         }
+        of_kept = " of the kept layers" if result.plan.kept_layers else ""
         for label, part in parts.items():
             before, after = result.plan.parameters(part)
             if before:
-                yield Tile(label, after / before, f"{before:,} → {after:,}")
+                yield Tile(label + of_kept, after / before, f"{before:,} → {after:,}")
     for cost in shown:
         note = _interval(*cost.interval) if cost.interval else ""
         yield Tile(cost.label, cost.ratio, f"{cost.original} → {cost.compressed}", note)
@@ -346,12 +350,15 @@ def _points(
     yield ours
     if (graph := exported_point(result)) is not None:
         yield graph
+    taken: list[str] = []
     for path in map(Path, others):
         if path.suffix == TABLE_SUFFIX:
             check_table_is_of(path, recipe)
             yield from table_points(path, recipe.model)
         else:
-            yield _other_point(path, result, recipe)
+            point = _other_point(path, result, recipe)
+            taken.append(numbered(point.name, taken))
+            yield point._replace(name=taken[-1])
 
 
 def _point(name: str, kind: str, result: RunResult, comparison: Comparison | None) -> Point | None:
@@ -383,7 +390,8 @@ def _other_point(directory: Path, result: RunResult, recipe: Recipe) -> Point:
                 f"{' and '.join(_settings(result.original)) or 'none'}; evaluate both alike."
             )
         comparison = compare_results([other.original, other.compressed])
-        point = _point(f"{directory.name}: {plan_label(other.plan)}", "other", other, comparison)
+        name = directory.resolve().name
+        point = _point(f"{name}: {plan_label(other.plan)}", "other", other, comparison)
     if point is None:
         raise UsageError(
             f"{str(directory)!r} measured no quality or no cost; run it with evaluation and bench."
@@ -440,14 +448,20 @@ def rank_rows(profile: RankProfile, plan: Plan) -> list[RankRow]:
 
 
 def _kept(profile: RankProfile, plan: Plan) -> dict[tuple[str, int], str]:
-    """Share of the parameters of each attention block that the plan keeps."""
+    """Share of the parameters of each attention block that the plan keeps.
+
+    A profile names the layers of the original.
+    """
     found: dict[tuple[str, int], str] = {}
     for weight in profile.weights:
         if weight.part != "attention":
             continue
         block = weight.name.rpartition(".")[0]
+        if plan.drops_layer_of(block):
+            found[weight.kind, weight.depth] = "dropped"
+            continue
         layers, narrower = (
-            [one for one in layers if one.name == block or one.name.startswith(f"{block}.")]
+            [one for one in layers if f"{plan.name_before(one.name)}.".startswith(f"{block}.")]
             for layers in (plan.layers, plan.narrowed().layers)
         )
         before = sum(layer.dense_parameters for layer in layers)

@@ -333,7 +333,8 @@ def _size(plan: Plan, bench: BenchResult | None) -> str:
         before, after = plan.parameters(part)
         if before:
             shares.append(f"{percent(after / before, 0)} of the {name} parameters")
-    return listed(shares) or "no layer was changed"
+    of_kept = " of the kept layers" if plan.kept_layers else ""
+    return f"{listed(shares)}{of_kept}" if shares else "no layer was changed"
 
 
 def _skill(probe: ProbeComparison) -> Iterator[str]:

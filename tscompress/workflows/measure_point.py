@@ -13,7 +13,6 @@ from pydantic import BaseModel, ConfigDict
 
 from tscompress.benchmark.process_memory import process_memory
 from tscompress.benchmark.sizes import bytes_on_disk
-from tscompress.checkpoints.digests import model_digest
 from tscompress.checkpoints.load import LoadedModel, load
 from tscompress.checkpoints.locate import model_name
 from tscompress.checkpoints.names import CONFIG_FILE, PLAN_FILE
@@ -25,7 +24,13 @@ from tscompress.workflows.compress import compress_loaded_
 from tscompress.workflows.evaluate_models import score
 from tscompress.workflows.recipe import Recipe
 from tscompress.workflows.save import save
-from tscompress.workflows.sweep_points import Point, digest_of, identity_of, suite_content
+from tscompress.workflows.sweep_points import (
+    Point,
+    digest_of,
+    identity_of,
+    original_digest,
+    suite_content,
+)
 
 POINTS_DIRECTORY, POINT_FILE = "points", "point.json"
 #: Keys of a plan that say how sizes were chosen.
@@ -80,7 +85,7 @@ def measure_point(point: Point, identity: str, output: Path, device: str) -> Mea
     try:
         started = time.perf_counter()
         loaded = load(recipe.model, revision=recipe.revision, device=device, dtype=torch.float32)
-        model_hash = model_digest(loaded.forecaster)
+        model_hash = original_digest(loaded)
         compressed = compress_loaded_(loaded, recipe)
         seconds = time.perf_counter() - started
         save(compressed, directory / name, force=True)

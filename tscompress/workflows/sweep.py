@@ -25,11 +25,7 @@ from tscompress.benchmark.bench import bench
 from tscompress.benchmark.results import BenchResult
 from tscompress.benchmark.workload import Workload
 from tscompress.budget.candidate_latency import fill_randomly_
-from tscompress.checkpoints.digests import (
-    hardware,
-    model_digest,
-    versions,
-)
+from tscompress.checkpoints.digests import versions
 from tscompress.checkpoints.format import apply_structure_, is_factored_config, read_plan
 from tscompress.checkpoints.integrity import read_config
 from tscompress.checkpoints.load import LoadedModel, load
@@ -67,6 +63,7 @@ from tscompress.workflows.sweep_points import (
     Point,
     SweepRecipe,
     digest_of,
+    original_digest,
     points_of,
     suite_content,
 )
@@ -132,7 +129,7 @@ def sweep(
     _check_output(output, recipe, force=force, inputs=inputs)
     original = _checked(recipe, points, device, on_series)
     scored_on = suite_content(with_columns(recipe.evaluation, recipe.series))
-    model_hash = model_digest(original.forecaster)
+    model_hash = original_digest(original)
     named = {point.identity(model_hash, scored_on): point for point in points}
     # A second sweep would remove points that it began and this one has finished.
     with claimed([output / RECIPE_FILE]):
@@ -218,11 +215,22 @@ def _check_output(
     # Without force a recipe there is only ever written over by the same one.
     for name in (TABLE_FILE, FIGURE_FILE, LATENCY_FILE, *([RECIPE_FILE] if force else [])):
         check_file(output / name, force=True, inputs=inputs)
-    if not force and path.read_text(encoding="utf-8") != _recipe_text(recipe):
+    if not force and not _is_of(path, recipe):
         raise OutputExistsError(
             f"{str(output)!r} holds the sweep of another recipe; choose another output, or "
             "pass --force to put this one in its place and use its points."
         )
+
+
+def _is_of(path: Path, recipe: SweepRecipe) -> bool:
+    """Whether a file has this recipe, for whatever output."""
+    try:
+        stored = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        return False
+    return isinstance(stored, dict) and stored | {"output": ""} == recipe.model_dump(
+        mode="json"
+    ) | {"output": ""}
 
 
 def _measure_missing(
@@ -322,7 +330,6 @@ def _latencies(
             workload.model_dump(),
             threads,
             versions(),
-            hardware(next(original.model.parameters()).device),
         ]
     )
     path = output / LATENCY_FILE

@@ -14,7 +14,14 @@ from typing import Any, Literal, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
 
 from tscompress.benchmark.workload import Workload
-from tscompress.checkpoints.digests import code_digest, dataset_digest, versions
+from tscompress.checkpoints.digests import (
+    code_digest,
+    dataset_digest,
+    hardware,
+    model_digest,
+    versions,
+)
+from tscompress.checkpoints.load import LoadedModel
 from tscompress.compression.calibration import CalibrationConfig
 from tscompress.compression.fold_config import FoldConfig
 from tscompress.data.competitions import OFFLINE_SUITE
@@ -173,10 +180,17 @@ class Point(NamedTuple):
     def identity(self, model_hash: str, scored_on: Mapping[str, str] | None = None) -> str:
         """Hash of what the measurements depend on: model, recipe, series, code and versions.
 
-        ``scored_on`` is the content of a suite of the user's, see :func:`suite_content`.
+        ``model_hash`` is that of :func:`original_digest`, ``scored_on`` the content of a suite of
+        the user's, see :func:`suite_content`.
         """
         content = self.recipe.model_dump(mode="json", exclude={"output", "model", "revision"})
         return identity_of(model_hash, content, _file_hashes(self.recipe) | dict(scored_on or {}))
+
+
+def original_digest(original: LoadedModel) -> str:
+    """Of the original's weights and of what it computes on, which scores depend on, too."""
+    device = next(original.model.parameters()).device
+    return digest_of([model_digest(original.forecaster), hardware(device)])
 
 
 def identity_of(model_hash: str, content: dict[str, Any], files: Mapping[str, str]) -> str:

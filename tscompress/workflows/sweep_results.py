@@ -13,6 +13,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from rich import box
+from rich.markup import escape
 from rich.table import Table
 
 from tscompress.benchmark.results import BenchResult
@@ -107,8 +108,9 @@ def sweep_table(result: SweepResult) -> Table:
     """One row per point, ratios to the original, and the fronts that it is on."""
     frame = result.frame
     costs = _shown_costs(frame)
+    model = escape(str(result.recipe.model))
     table = Table(
-        title=f"{result.recipe.model}: {len(frame) - 1} points, ratios to the original (95%)",
+        title=f"{model}: {len(frame) - 1} points, ratios to the original (95%)",
         box=box.SIMPLE_HEAD,
         caption="front: nothing else is as good at no more "
         + ", ".join(f"{name} ({name[0].upper()})" for name in costs.values()),
