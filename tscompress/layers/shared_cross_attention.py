@@ -71,7 +71,7 @@ def cross_attention_shared(pipeline: BaseChronosPipeline) -> Iterator[None]:
     all is as before at the end. Layers that are called in another way than by their class, as by
     the hooks of accelerate, are left alone.
     """
-    plain = getattr(pipeline, "model", None)
+    plain: Any = getattr(pipeline, "model", None)
     if type(plain) is not ChronosModel or not isinstance(plain.model, T5ForConditionalGeneration):
         yield
         return
