@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from pydantic import ValidationError
 from shared_fixtures import cache_of
 
 from tscompress.checkpoints.load import LoadedModel, load
@@ -27,7 +28,7 @@ from tscompress.data.batch import ForecastBatch
 from tscompress.data.series import LabelledSeries, read_series
 from tscompress.data.synthetic import CorpusConfig, FloatArray
 from tscompress.data.training_collections import TRAINING_COLLECTIONS, training_series
-from tscompress.errors import DataError
+from tscompress.errors import DataError, UsageError
 from tscompress.families.chronos2 import Chronos2
 
 #: The tiny Bolt predicts 16 steps, so that a window has at most 56.
@@ -474,3 +475,12 @@ def test_corpus_decides_on_synthetic_series(bolt: LoadedModel) -> None:
         for corpus in (patterns, walks)
     ]
     assert shares[0] > shares[1] + 0.2
+
+
+def test_a_corpus_of_nothing_is_refused(bolt: LoadedModel) -> None:
+    kinds = ("kernel", "structural", "stochastic", "count", "real")
+    nothing = CorpusConfig.model_validate({f"{kind}_weight": 0 for kind in kinds})
+    with pytest.raises(UsageError, match=r"calibration: .*; give another corpus"):
+        calibration_batches(bolt, CalibrationConfig(source="synthetic", corpus=nothing))
+    with pytest.raises(ValidationError, match="seasonal_periods"):
+        CorpusConfig(seasonal_periods=(12, 0))

@@ -120,6 +120,23 @@ def test_unfit_shape_is_refused(shape: dict[str, int], word: str) -> None:
         grow_(build_model(recipe("chronos-bolt", **shape)), small)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("family", "shape", "says"),
+    [
+        ("chronos-bolt", {"prediction_length": 8}, "prediction_length"),
+        ("chronos-bolt", {"prediction_length": 64}, "prediction_length"),
+        ("chronos-2", {"context_length": 4096}, r"time_encoding_scale .*\(context_length gives"),
+    ],
+)
+def test_forecasts_and_times_are_written_alike(
+    family: str, shape: dict[str, int], says: str
+) -> None:
+    with pytest.raises(RecipeError, match=f"start_from: its {says}.*must be alike"):
+        grow_(build_model(recipe(family, **shape)), trained(family))  # type: ignore[arg-type]
+    steps = {"prediction_length": 48, "context_length": 96}
+    grow_(build_model(recipe("chronos-t5", **steps)), trained("chronos-t5"))  # type: ignore[arg-type]
+
+
 def test_a_model_with_a_head_of_its_own_is_refused() -> None:
     small = trained("chronos-t5")
     adapter_of("chronos-t5").untie_(small)

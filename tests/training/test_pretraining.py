@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from accelerate import PartialState
 from chronos import BaseChronosPipeline, Chronos2Pipeline, ChronosBoltPipeline, ChronosPipeline
 from forked import Program
 from pydantic import ValidationError
@@ -374,6 +375,12 @@ def test_groups_of_a_family_that_reads_series_alone_are_refused() -> None:
         tiny_recipe("chronos-bolt", stages=(stage,))
 
 
+def test_groups_without_a_relation_are_refused() -> None:
+    nothing = {name: 0 for name in GroupsConfig.model_fields if name.endswith("_weight")}
+    with pytest.raises(ValidationError, match="at least one relation"):
+        GroupsConfig.model_validate(nothing)
+
+
 @pytest.mark.parametrize("levels", [(), (0.5, 0.1), (0.0, 0.5), (0.5, 1.0), (0.5, 0.5)])
 def test_quantiles_that_do_not_rise_are_refused(levels: tuple[float, ...]) -> None:
     shape = tiny_recipe("chronos-2").architecture.model_dump() | {"quantiles": levels}
@@ -388,6 +395,7 @@ def test_quantiles_that_do_not_rise_are_refused(levels: tuple[float, ...]) -> No
         ("chronos-bolt", {"num_decoder_layers": 0}, "num_decoder_layers"),
         ("chronos-t5", {"num_decoder_layers": 0}, "num_decoder_layers"),
         ("chronos-2", {"prediction_length": 17}, "prediction_length"),
+        ("chronos-2", {"d_kv": 5}, "d_kv is 5; chronos-2 turns pairs"),
     ],
 )
 def test_a_shape_that_a_family_lacks_is_refused(
@@ -739,6 +747,13 @@ def test_untrainable_recipes_are_refused(tmp_path: Path) -> None:
     nothing = CorpusConfig.model_validate({f"{family}_weight": 0 for family in families})
     with pytest.raises(RecipeError, match="corpus: "):
         pretrain(short("chronos-bolt", corpus=nothing), tmp_path / "out")
+
+
+def test_a_run_does_not_keep_the_device_of_the_one_before(tmp_path: Path) -> None:
+    pretrain(short("chronos-bolt", steps=1), tmp_path / "first")
+    PartialState().device = torch.device("meta")  # as if that had been elsewhere
+    assert pretrain(short("chronos-bolt", steps=1), tmp_path / "second") is not None
+    assert PartialState().device.type == ("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def test_training_in_a_thread(tmp_path: Path) -> None:

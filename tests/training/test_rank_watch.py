@@ -13,6 +13,7 @@ import torch
 from shared_fixtures import Command, assert_refused, tiny_recipe
 
 import tscompress
+from tscompress.checkpoints.load import load
 from tscompress.errors import OutputExistsError, UsageError
 from tscompress.families.registry import adapter_of
 from tscompress.linalg import epsilon_rank, random_spectrum, singular_values, stable_rank
@@ -123,6 +124,34 @@ def test_recovery_leaves_the_rows_beside_its_log(
         assert {row["step"] for row in rows} == {0, 1, 2}
         # It is replaced like everything else that a recovery wrote.
         recover_checkpoint(student, str(checkpoints["chronos-bolt"]), output, config, force=True)
+
+
+def test_the_last_rows_are_of_the_last_step_also_when_patience_ends(
+    checkpoints: dict[str, Path], compressed: dict[tuple[str, str], Path], tmp_path: Path
+) -> None:
+    config = tscompress.RecoveryConfig(
+        steps=100, evaluate_every=4, patience=1, learning_rate=1e-12, held_out_series=8,
+        watch_ranks=True, real_series=(), synthetic_share=1.0,
+        buckets=(Bucket(context_length=32, horizon=8, batch_size=4),),
+    )  # fmt: skip
+    student, teacher = compressed["chronos-bolt", "folded"], checkpoints["chronos-bolt"]
+    result = recover_checkpoint(str(student), str(teacher), tmp_path / "out", config)
+    assert result.steps < 100
+    assert not is_watched(result.steps)
+    assert result.ranks[-1]["step"] == result.steps
+
+
+def test_ranks_of_a_latent_are_refused_before_anything_changes(
+    checkpoints: dict[str, Path],
+) -> None:
+    teacher = load(checkpoints["chronos-t5"], dtype="bfloat16")
+    small = tscompress.compress(checkpoints["chronos-t5"], latent=6)
+    before = {name: weight.clone() for name, weight in small.model.state_dict().items()}
+    with pytest.raises(UsageError, match=r"watch_ranks: .* reads a latent .*; leave watch_ranks"):
+        tscompress.recover(small, teacher, tscompress.RecoveryConfig(steps=1, watch_ranks=True))
+    assert {p.dtype for p in teacher.model.parameters()} == {torch.bfloat16}
+    after = small.model.state_dict()
+    assert all(torch.equal(after[name], weight) for name, weight in before.items())
 
 
 def test_a_random_matrix_looks_untrained_and_a_cut_one_does_not() -> None:

@@ -481,6 +481,16 @@ def test_refused_recovery_leaves_models_unchanged(
         assert {p.dtype for p in loaded.model.parameters()} == {torch.bfloat16}
 
 
+def test_refused_series_leave_factors_as_they_are(checkpoints: dict[str, Path]) -> None:
+    small = tscompress.compress(checkpoints["chronos-bolt"], method="svd", rank=3)
+    before = {name: weight.clone() for name, weight in small.model.state_dict().items()}
+    (dataset,) = load_suite("offline", datasets=["monash_m3_monthly"], max_series=2)
+    with pytest.raises(LeakError):
+        tscompress.recover(small, checkpoints["chronos-bolt"], short(), series=dataset.contexts)
+    after = small.model.state_dict()
+    assert all(torch.equal(after[name], weight) for name, weight in before.items())
+
+
 def test_recovered_checkpoint_records_its_source(
     students: dict[str, Path], checkpoints: dict[str, Path], tmp_path: Path
 ) -> None:

@@ -30,6 +30,13 @@ CHEBYSHEV: dict[str, Any] = {
     "tie_embedding": False,
     "freeze_embedding": True,
 }
+SMOOTHED = [
+    {
+        "steps": 1,
+        "buckets": [{"context_length": 32, "horizon": 8, "batch_size": 4}],
+        "label_smoothing_bins": 1.0,
+    }
+]
 
 
 @given(st.integers(1, 12), st.integers(12, 40), st.integers(0, 3))
@@ -121,6 +128,8 @@ def test_initializer_factor_scales_fresh_weights(family: str) -> None:
 @pytest.mark.parametrize(("family", "changes", "key"), [
     ("chronos-bolt", {"tie_embedding": False}, "tie_embedding"),
     ("chronos-2", CHEBYSHEV | {"tie_embedding": True}, "token_embedding"),
+    ("chronos-2", {"token_embedding": "normal"}, "token_embedding is normal, and chronos-2 reads"),
+    ("chronos-bolt", {"stages": SMOOTHED}, "label_smoothing_bins"),
     ("chronos-t5", CHEBYSHEV | {"embedding_rank": None}, "embedding_rank"),
     ("chronos-t5", {"embedding_rank": 3}, "embedding_rank"),
     ("chronos-t5", CHEBYSHEV | {"embedding_rank": 25}, "at most 24"),

@@ -26,7 +26,7 @@ from tscompress.data.seasonality import has_season
 from tscompress.data.series import LabelledSeries, given_series
 from tscompress.data.synthetic import MOSTLY_PATTERNS, CorpusConfig, FloatArray, SyntheticCorpus
 from tscompress.data.training_collections import TRAINING_COLLECTIONS, training_series
-from tscompress.errors import DataError
+from tscompress.errors import DataError, UsageError
 from tscompress.families.calibration_sizes import BY_DEFAULT
 from tscompress.families.groups import group_size
 from tscompress.families.registry import adapter_of, adapter_of_layers
@@ -239,7 +239,10 @@ def _synthetic_windows(
 
     The number of each length is proportional to L^-power.
     """
-    corpus = SyntheticCorpus(mixture)
+    try:
+        corpus = SyntheticCorpus(mixture)
+    except ValueError as error:
+        raise UsageError(f"calibration: {error}; give another corpus.") from None
     lengths = np.exp(np.linspace(np.log(min(24, longest)), np.log(longest), 8)).round().astype(int)
     weights = lengths.astype(float) ** -power
     shares = np.diff((count * np.cumsum(weights) / weights.sum()).round().astype(int), prepend=0)

@@ -84,9 +84,9 @@ def fold_(
     Parameters
     ----------
     original
-        The model with all layers, including those that ``plan.kept_layers`` drops. Continuations
-        are sampled from it and the fold is fitted to its residual stream. Weights that it shares
-        with ``loaded`` change. None: ``loaded`` before folding.
+        The model with all layers, including those that ``plan.kept_layers`` drops. The fold is
+        fitted to its residual stream. Weights that it shares with ``loaded`` change. None:
+        ``loaded`` before folding.
 
     Returns
     -------

@@ -65,12 +65,13 @@ class GroupsConfig(BaseModel):
     )
 
     @model_validator(mode="after")
-    def _lags_fit(self) -> GroupsConfig:
+    def _can_be_drawn(self) -> GroupsConfig:
         off = [lag for lag in self.leading_lags if not 1 <= lag <= self.longest_lag]
         if off:
             raise ValueError(
                 f"leading_lags has {off[0]}; give lags of 1 to longest_lag, {self.longest_lag}"
             )
+        _ = self.weights
         return self
 
     @property

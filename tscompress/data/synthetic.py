@@ -14,6 +14,7 @@ factorization per series.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,7 +42,7 @@ class CorpusConfig(BaseModel):
     real_weight: float = Field(default=0.10, ge=0, description="windows of given real series")
     trend_weight: float = Field(default=0.0, ge=0, description="trends alone, with little noise")
     seasonal_weight: float = Field(default=0.0, ge=0, description="repeated patterns")
-    seasonal_periods: tuple[int, ...] = Field(
+    seasonal_periods: tuple[Annotated[int, Field(ge=1)], ...] = Field(
         default=SEASONAL_PERIODS, min_length=1, description="steps of repeated patterns"
     )
     seasonal_extras: bool = Field(

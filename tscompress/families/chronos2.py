@@ -307,6 +307,11 @@ class Chronos2(PatchFamily):
                 f"architecture: prediction_length is {shape.prediction_length}; give a multiple of "
                 f"patch_size, {shape.patch_size}."
             )
+        if shape.d_kv % 2:
+            raise RecipeError(
+                f"architecture: d_kv is {shape.d_kv}; {self.name} turns pairs of dimensions, give "
+                "an even one."
+            )
         return Chronos2CoreConfig(
             d_model=shape.d_model,
             d_kv=shape.d_kv,

@@ -28,15 +28,19 @@ _WRITES_STREAM = (
 )
 #: Layers whose columns read heads or hidden units, and tables whose columns are the stream's.
 _ZERO_COLUMNS = (".o.weight", ".wo.weight", "patch_embedding.output_layer.weight", "shared.weight")
-_SAME_INPUTS = ("input_patch_size", "input_patch_stride", "quantiles", "tokenizer_kwargs")
+#: Of ``chronos_config``: how series are read and forecasts are written.
+_SAME_READING = (
+    "input_patch_size", "input_patch_stride", "output_patch_size", "quantiles", "tokenizer_kwargs",
+    "time_encoding_scale", "use_arcsinh",
+)  # fmt: skip
 
 
 def grow_(model: PreTrainedModel, small: PreTrainedModel) -> None:
     """Give ``model``, freshly initialised, the function of ``small``, whose shape fits into it.
 
     ``d_model``, ``num_heads``, ``d_ff``, and the layers of each stack may be larger; head size,
-    vocabulary and patches must be equal. Outputs agree up to rounding, except for the epsilon of
-    RMS norms, whose effect is ``D / d`` times as large.
+    vocabulary, patches and the steps of a Chronos-Bolt must be equal. Outputs agree up to rounding,
+    except for the epsilon of RMS norms, whose effect is ``D / d`` times as large.
 
     Parameters
     ----------
@@ -114,9 +118,14 @@ def _check_fit(model: PreTrainedModel, small: PreTrainedModel) -> None:
                 f"start_from: its {name} is {getattr(given, name)}, the recipe's only "
                 f"{getattr(wanted, name)}; start from a model that is no larger."
             )
-    ours, theirs = (
-        {k: v for k, v in config.chronos_config.items() if k in _SAME_INPUTS}
-        for config in (wanted, given)
-    )
-    if ours != theirs:
-        raise RecipeError(f"start_from: its series are read as {theirs}, the recipe's as {ours}.")
+    ours, theirs = wanted.chronos_config, given.chronos_config
+    same = _SAME_READING
+    if hasattr(model, "output_patch_embedding") and "output_patch_size" not in ours:
+        same += ("prediction_length",)  # a Chronos-Bolt has a row for each step and quantile
+    differ = [name for name in same if ours.get(name) != theirs.get(name)]
+    if differ:
+        hint = " (context_length gives it)" if differ[0] == "time_encoding_scale" else ""
+        raise RecipeError(
+            f"start_from: its {differ[0]} is {theirs.get(differ[0])}, the recipe's "
+            f"{ours.get(differ[0])}{hint}; they must be alike."
+        )

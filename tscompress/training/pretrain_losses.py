@@ -66,7 +66,7 @@ def token_cross_entropy(
     """Mean cross-entropy of ``logits`` ``[N, V]`` against ``labels`` ``[N]``.
 
     With ``smoothing_bins`` s > 0 the target of a bin is a Gaussian of standard deviation s bins
-    around it (cut at 3 s and at the ends of the value axis); special tokens stay one-hot.
+    around it (cut at 3 s and at the ends of the vocabulary); special tokens stay one-hot.
     """
     log_probabilities = torch.log_softmax(logits.float(), dim=-1)
     if smoothing_bins <= 0:

@@ -235,8 +235,13 @@ def _table_problems(recipe: PretrainRecipe) -> Iterator[str]:
     if not adapter_of(recipe.family).draws_samples:
         if not recipe.tie_embedding:
             yield f"tie_embedding: {recipe.family} has no token table to untie; leave it out"
-        if chebyshev:
-            yield f"token_embedding is chebyshev, and {recipe.family} reads no tokens; leave it out"
+        if recipe.token_embedding != "fourier":
+            yield (
+                f"token_embedding is {recipe.token_embedding}, and {recipe.family} reads no "
+                "tokens; leave it out"
+            )
+        if any(stage.label_smoothing_bins for stage in recipe.stages):
+            yield f"label_smoothing_bins: {recipe.family} has no bins to smooth; leave it out"
     if recipe.start_from is not None and not recipe.tie_embedding:
         yield "start_from and tie_embedding: false exclude each other; leave one out"
     if chebyshev != (rank is not None):

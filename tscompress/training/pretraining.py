@@ -137,8 +137,8 @@ class _Run:
         self.recipe, self.output, self.resumed = recipe, output, resume
         self.checkpoint = output / CHECKPOINT
         parts = check_resumable(recipe, self.checkpoint) if resume else []
-        # Otherwise a second run in a process keeps the precision of the first.
-        AcceleratorState._reset_state()
+        # Otherwise a second run in a process keeps the precision of the first, and its device.
+        AcceleratorState._reset_state(reset_partial_state=True)
         cpu = not torch.cuda.is_available()
         device = torch.device("cpu" if cpu else "cuda")
         precision = recipe.precision or training_precision(device)

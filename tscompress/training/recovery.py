@@ -28,7 +28,7 @@ from tscompress.checkpoints.load import LoadedModel, cast_parameters_
 from tscompress.data.batch import ForecastBatch
 from tscompress.data.series import read_again
 from tscompress.data.synthetic import FloatArray
-from tscompress.errors import UsageError
+from tscompress.errors import UnsupportedModelError, UsageError
 from tscompress.families.groups import group_size
 from tscompress.families.registry import adapter_of
 from tscompress.families.stacks import layer_matrices
@@ -103,6 +103,9 @@ def recover_(
     grouped = not (is_univariate(student.model) or is_univariate(teacher.model))
     series = read_again(series)
     digests = {} if directory is None else run_digests(student, teacher, config, series)
+    batches = Batches(student.family, config, series, grouped=grouped)
+    if config.watch_ranks:
+        _check_watched(student)
     run = _Run(student, teacher, config, directory, digests, report)
     if asked.learning_rate is None:
         run.rate_by_distance = rate_by_distance(student.family, config.optimizer)
@@ -112,7 +115,21 @@ def recover_(
         stack.enter_context(only_what_is_read(teacher.model))
         if config.gradient_checkpointing:
             stack.enter_context(recomputed_layers(student.model))
-        return run.train(Batches(student.family, config, series, grouped=grouped), resume)
+        return run.train(batches, resume)
+
+
+def _check_watched(student: LoadedModel) -> None:
+    """Refuse ranks of attention that has no keys and values of its own.
+
+    Raises
+    ------
+    UsageError
+    """
+    try:
+        _ = student.architecture
+    except UnsupportedModelError as error:
+        what = str(error).partition(";")[0]
+        raise UsageError(f"watch_ranks: {what}; leave watch_ranks out.") from None
 
 
 class _Run:
@@ -202,6 +219,7 @@ class _Run:
                 if self._is_due(saved_at):
                     self._save()
                     saved_at = time.monotonic()
+            self._look()  # at the last step, also where an evaluation ended the run
             self._save()
         finished = self._is_done
         self.held_out.restore_best()
