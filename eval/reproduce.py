@@ -103,9 +103,8 @@ TABLES = (
     Table("fold-widths-bolt", "fold.py widths --model reference/bolt --output DIR/fold-widths", 14),
     Table(
         "fold-widths-t5",
-        "fold.py widths --model reference/t5 --device cuda --output DIR/fold-widths",
-        10,
-        needs_gpu=True,
+        "fold.py widths --model reference/t5 --max-series 100 --output DIR/fold-widths",
+        40,
     ),
     Table(
         "fold-switches-bolt",
