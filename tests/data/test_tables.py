@@ -93,6 +93,28 @@ def test_business_days_are_counted_from_the_first_value_and_from_weekends_on() -
     ]  # fmt: skip
 
 
+def test_business_days_may_have_a_time_of_day() -> None:
+    times = dates(15, "D")
+    closing = times[times.dayofweek < 5] + pd.Timedelta("16h")
+    for options in ({}, {"frequency": "B"}):
+        (series,) = read(frame(closing), **options)
+        assert series.step is not None
+        assert series.step.seasonality == 5
+        assert not np.isnan(series.values).any()
+    with pytest.raises(ValueError, match="not regular"):
+        read(frame([*closing[:-1], closing[-1] + pd.Timedelta("1h")]))
+
+
+def test_few_rows_of_a_given_frequency_are_missing_values() -> None:
+    days = pd.date_range("2024-01-01", periods=60)
+    few = frame([*days, days[0], days[40], days[59]], range(63), ["a"] * 60 + ["b"] * 3)
+    with pytest.raises(ValueError, match="give --frequency"):
+        read(few)
+    (_, sparse) = read(few, frequency="D")
+    assert len(sparse.values) == 60
+    assert np.flatnonzero(np.isfinite(sparse.values)).tolist() == [0, 40, 59]
+
+
 def test_rows_are_sorted_and_ids_keep_their_order() -> None:
     table = frame(
         ["2024-01-03", "2024-01-02", "2024-01-01", "2024-01-02", "2024-01-03"],

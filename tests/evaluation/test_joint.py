@@ -340,6 +340,24 @@ def test_a_group_larger_than_a_batch_is_noted(checkpoints: dict[str, Path]) -> N
     assert "group of 2" in notes[0]
 
 
+def test_series_of_other_ends_are_noted_where_they_see_one_another(
+    checkpoints: dict[str, Path],
+) -> None:
+    frame = shops()
+    ends = frame["date"].max()
+    shorter = frame[(frame["id"] != "shop 1") | (frame["date"] < ends)]
+    noted = {}
+    for name, one in {"same": frame, "other": shorter}.items():
+        for crossed in (False, True):
+            notes: list[str] = []
+            scores(checkpoints["chronos-2"], one, cross_learning=crossed, on_note=notes.append)
+            noted[name, crossed] = any("end at different times" in note for note in notes)
+    assert noted == {
+        ("same", False): False, ("same", True): False,
+        ("other", False): False, ("other", True): True,
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("options", "name"),
     [

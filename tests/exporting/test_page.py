@@ -201,6 +201,8 @@ def test_folder_has_all_that_the_page_names(page: Path) -> None:
     files = {path.name for path in page.iterdir()}
     assert named | {"index.html", PAGE_RECORD} == files == {*record["sha256"], PAGE_RECORD}
     assert {"onnxruntime-LICENSE.txt", "onnxruntime-ThirdPartyNotices.txt"} < files
+    assert record["source"]["model"]
+    assert "/" not in record["source"]["model"]  # a page may be published
     assert "Microsoft" in (page / "onnxruntime-LICENSE.txt").read_text()
     for name, digest in record["sha256"].items():
         assert hashlib.sha256((page / name).read_bytes()).hexdigest() == digest
@@ -244,6 +246,32 @@ def inputs_of_a_call(page: Path) -> set[str]:
         [node], input="\n".join([*files, script]), text=True, capture_output=True, check=True
     )
     return set(json.loads(found.stdout))
+
+
+def test_times_across_a_change_of_clocks(page: Path) -> None:
+    """In node: hours of autumn are two, and between two hours of spring there is none."""
+    node = shutil.which("node")
+    if node is None:
+        pytest.skip("no node on PATH")
+    script = """
+      const table = (rows) => ({names: ["t"], rows: rows.map((row) => [row]), first: 1});
+      const hours = (times) => times.map((time) => (time - times[0]) / 36e5);
+      const steps = (rows) => hours(timesOf(table(rows), 0));
+      const refused = [];
+      for (const row of ["2024-01-01 10:75", "2024-01-01 10:15:61", "2024-01-01 24:00"]) {
+        try { timesOf(table([row]), 0); } catch { refused.push(row); }
+      }
+      console.log(JSON.stringify([
+        steps(["2024-10-27 01:00:00+02:00", "2024-10-27 02:00:00+02:00",
+               "2024-10-27 02:00:00+01:00"]),
+        steps(["2024-03-31 01:00+01:00", "2024-03-31 03:00+02:00"]),
+        steps(["2024-01-01T00:00Z", "2024-01-01T01:00Z"]),
+        refused.length,
+      ]));
+    """
+    text = "\n".join([(page / "read.js").read_text(), script])
+    found = subprocess.run([node], input=text, text=True, capture_output=True, check=True)
+    assert json.loads(found.stdout) == [[0, 1, 2], [0, 1], [0, 1], 3]
 
 
 def test_names_are_text_in_the_page(page: Path) -> None:

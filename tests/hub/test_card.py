@@ -160,6 +160,27 @@ def test_every_card_has_sizes_loading_and_limits(saved: dict[str, Path], origina
     assert "{" not in text.replace("{}", "")
 
 
+@pytest.mark.parametrize(
+    ("given", "known"),
+    [("[apache-2.0]", "apache-2.0"), ("[mit, apache-2.0]", None), ("{a: b}", None), ("3", None)],
+)
+def test_a_licence_is_one_text(
+    given: str, known: str | None, fold: Path, original: Path, tmp_path: Path
+) -> None:
+    base = tmp_path / "base"
+    shutil.copytree(original, base)
+    (base / "README.md").write_text(f"---\nlicense: {given}\n---\n# original\n")
+    edit_provenance(fold, model=str(base))
+    edit_recipe(fold, model=str(base))
+    assert metadata(make_card(fold)).get("license") == known
+
+
+def test_another_programs_report_is_no_measurement(fold: Path) -> None:
+    for text in ("[]", "no JSON", '{"plan": 1}'):
+        (fold.parent / "report.json").write_text(text)
+        assert "Not measured for this card" in make_card(fold).text
+
+
 def test_card_of_a_factored_checkpoint_names_the_import(saved: dict[str, Path]) -> None:
     card = make_card(saved["svd"])
     assert metadata(card)["library_name"] == "tscompress"

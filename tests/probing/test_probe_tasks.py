@@ -180,6 +180,13 @@ def test_a_short_context_keeps_a_value() -> None:
     assert (np.isfinite(task.draw().context).sum(axis=1) == 1).all()
 
 
+def test_the_constant_is_of_what_is_seen() -> None:
+    task = TASKS["level-shift"].model_copy(update={"missing": 0.6})
+    drawn = task.draw()
+    assert task.process.ends_constant
+    np.testing.assert_array_equal(drawn.constant, np.nanmedian(drawn.context, axis=1))
+
+
 @pytest.mark.parametrize("changes", [{"missing": 1.0}, {"num_series": 0}, {"noise": 1}])
 def test_options_out_of_range_are_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(changes))):

@@ -164,6 +164,17 @@ def test_masked_steps_and_nan_are_the_same(exported: dict[str, Path]) -> None:
     assert np.array_equal(by_nan, by_mask)
 
 
+@pytest.mark.parametrize("family", ["chronos-bolt", "chronos-2"])
+def test_large_values_beside_missing_ones(family: str, exported: dict[str, Path]) -> None:
+    """The square of what a masked step is away from the mean is beyond float32."""
+    wave = np.sin(np.arange(30.0))
+    gaps = wave.copy()
+    gaps[7] = np.nan
+    forecaster = runtime.load(exported[family])
+    found, _ = forecaster.predict_quantiles([5e19 + 1e18 * wave, 5e19 + 1e18 * gaps], 4, [0.5])
+    assert np.isfinite(np.asarray(found)).all()
+
+
 WITHOUT_TORCH = """
 import json, sys, warnings
 for name in ("torch", "transformers", "chronos", "pandas", "onnx", "pydantic", "yaml"):

@@ -42,7 +42,7 @@ from tscompress.benchmark.workload import (
 )
 from tscompress.checkpoints.given import AnyModel
 from tscompress.errors import UsageError
-from tscompress.families.exported import ExportedModel
+from tscompress.families.exported import ExportedModel, open_on_threads
 from tscompress.io.arguments import renamed
 from tscompress.layers.shared_cross_attention import shares_cross_attention
 
@@ -184,6 +184,7 @@ def _time_in_turn(
     """Latencies of each model in milliseconds, one per round."""
     series = synthetic_batch(workload)
     for pipeline in pipelines.values():
+        open_on_threads(pipeline)
         for _ in range(workload.warmup):
             forecast(pipeline, series, workload)
     names = list(pipelines)

@@ -116,6 +116,6 @@ def notes_on(covariates: Sequence[SeriesCovariates], name: str) -> list[str]:
             counts[key] = counts.get(key, 0) + 1
     return [
         f"{name}: covariate {key!r} has categories over the horizon that are not in the past of "
-        f"{count:,} of {len(covariates):,} series; the model reads them as unknown"
+        f"{count:,} of {len(covariates):,} forecasts; the model reads them as unknown"
         for key, count in counts.items()
     ]

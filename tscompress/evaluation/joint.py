@@ -95,6 +95,22 @@ def notes_of(
             f"{dataset.name}: a group of {largest} series is larger than the batch of "
             f"{batch_size}; each {whole}"
         )
+    if settings.cross_learning and _ends_differ(dataset):
+        yield (
+            f"{dataset.name}: series end at different times, so that with cross-learning the "
+            "forecast of one may see later steps of another"
+        )
+
+
+def _ends_differ(dataset: EvaluationDataset) -> bool:
+    """Whether forecasts of one window begin at different times, where these are known."""
+    if dataset.step is None or not dataset.begins:
+        return False
+    first = [
+        dataset.step.times(begin, [len(context)])[0]
+        for begin, context in zip(dataset.begins, dataset.contexts, strict=True)
+    ]
+    return any(len(set(first[window :: dataset.windows])) > 1 for window in range(dataset.windows))
 
 
 def predict_joint(
@@ -107,7 +123,8 @@ def predict_joint(
     """Quantiles 0.1 … 0.9 of each series of a dataset, ``[N, 9, horizon]``.
 
     A batch has series of one window alone: with cross-learning an earlier one would see its future
-    in a later one. It has whole groups; one that is larger than a batch is a batch by itself.
+    in a later one, as it does where series end at different times, see :func:`notes_of`. It has
+    whole groups; one that is larger than a batch is a batch by itself.
 
     Parameters
     ----------

@@ -34,14 +34,14 @@ def evaluation_table(
         The common reference of both, usually seasonal naive.
     """
     references = [reference for reference in (against, baseline) if reference is not None]
-    notes = [f"({i}) = {r.model}" for i, r in enumerate(references, start=1)]
+    notes = [f"({i}) = {escape(r.model)}" for i, r in enumerate(references, start=1)]
     earlier = None
     if cached := sum(row.cached is True for row in result.rows):
         earlier = f"{cached} of {counted(len(result.rows), 'dataset')} from an earlier run"
     settings = [] if result.settings is None else result.settings.words()
     calibrated = _calibration_line(result)
     table = Table(
-        title=", ".join([f"{result.model} on {result.suite}", *settings]),
+        title=", ".join([escape(f"{result.model} on {result.suite}"), *settings]),
         caption="\n".join(filter(None, (", ".join(notes), earlier, calibrated))) or None,
         show_footer=bool(references),
         box=box.SIMPLE_HEAD,
@@ -67,7 +67,7 @@ def evaluation_table(
         scores = [f"{row.MASE:.3f}", f"{row.WQL:.4f}"]
         scores += [percent(getattr(row, measure), 1) for measure in measures]
         series = series_text(row.series_count, row.windows)
-        table.add_row(row.dataset, series, *scores, *ratios)
+        table.add_row(escape(row.dataset), series, *scores, *ratios)
     return table
 
 
@@ -100,7 +100,9 @@ def comparison_tables(comparison: Comparison) -> list[Table]:
         table = _ratio_table(title, "dataset", comparison, model)
         for part in model.datasets:
             cells = (_cell(getattr(part, metric)) for metric in METRICS)
-            table.add_row(part.dataset, series_text(part.series_count, part.windows), *cells)
+            table.add_row(
+                escape(part.dataset), series_text(part.series_count, part.windows), *cells
+            )
         tables.append(table)
     return tables
 

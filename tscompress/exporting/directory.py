@@ -105,7 +105,7 @@ def write_card(directory: Path, difference: float) -> None:
         name=record["name"],
         graphs="an ONNX graph" if len(files) == 1 else "ONNX graphs",
         family=family.name,
-        source=_shown_source(record["source"]),
+        source=shown_source(record["source"]),
         precision=record["precision"],
         megabytes=sum((directory / file).stat().st_size for file in files) / 1e6,
         opset=record["opset"],
@@ -122,7 +122,7 @@ def write_card(directory: Path, difference: float) -> None:
     _write(directory, record)
 
 
-def _shown_source(source: Mapping[str, Any]) -> str:
+def shown_source(source: Mapping[str, Any]) -> str:
     """Of a directory its name: the page may be published."""
     name = str(source["model"] or "a model in memory")
     if is_local_path(name):

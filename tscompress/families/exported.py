@@ -74,6 +74,12 @@ class _Threads:
         return self.forecaster
 
 
+def open_on_threads(pipeline: object) -> None:
+    """Open an exported model for torch's number of threads, as its next forecast would."""
+    if isinstance(pipeline, _Threads):
+        pipeline._on_threads()
+
+
 class ExportedBoltPipeline(_Threads, ChronosBoltPipeline):  # type: ignore[misc]
     """An exported Chronos-Bolt as the stock pipeline."""
 

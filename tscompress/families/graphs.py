@@ -131,14 +131,15 @@ class Scaling(nn.Module):
         count = observed.sum(-1, keepdim=True)
         some, divisor = count > 0, count.clamp_min(1)
         loc = values.sum(-1, keepdim=True) / divisor
-        squares = (values - loc).square() * observed
+        # Before the square: that of a masked step may overflow, and no product with 0 mends it.
+        squares = torch.where(observed > 0, values - loc, 0.0).square()
         scale = torch.where(some, (squares.sum(-1, keepdim=True) / divisor).sqrt(), 1.0)
         return loc, torch.where(scale == 0, self.eps, scale)
 
     def forward(self, values: Tensor, observed: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
         """Values ``[B, T]`` scaled by those of :meth:`fit`, 0 where not ``observed`` ``[B, T]``."""
-        scaled = (values - loc) / scale
-        return (scaled.arcsinh() if self.use_arcsinh else scaled) * observed
+        scaled = torch.where(observed > 0, values - loc, 0.0) / scale
+        return scaled.arcsinh() if self.use_arcsinh else scaled
 
     def inverse(self, scaled: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
         """Values of ``scaled`` ``[B, Q, H]``."""

@@ -390,7 +390,15 @@ def licence_of(checkpoint: CheckpointRecord, *, fetch: bool = False) -> dict[str
         metadata: dict[str, Any] = card.data.to_dict()  # type: ignore[no-untyped-call]
     except Exception:  # untrusted YAML: with any error in it the licence is unknown
         return {}
-    return {key: str(metadata[key]) for key in _LICENCE_KEYS if metadata.get(key)}
+    found = {key: _one_text(metadata.get(key)) for key in _LICENCE_KEYS}
+    return {key: text for key, text in found.items() if text}
+
+
+def _one_text(value: Any) -> str | None:
+    """A text, or the only one of a list, in one line; None of anything else."""
+    if isinstance(value, list) and len(value) == 1:
+        (value,) = value
+    return single_line(value) if isinstance(value, str) else None
 
 
 def _hub_card(repo_id: str, revision: str | None, *, fetch: bool) -> Path | None:

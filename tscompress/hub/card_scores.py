@@ -23,6 +23,7 @@ from tscompress.evaluation.results import (
 )
 from tscompress.hub.origin import CheckpointRecord, read_record
 from tscompress.io.files import user_path
+from tscompress.io.own_outputs import is_own_file
 from tscompress.io.text import counted
 from tscompress.io.untrusted import first_problem, single_line
 
@@ -281,7 +282,7 @@ def _report_of_run(checkpoint: CheckpointRecord) -> dict[str, Any] | None:
     """
     directory = checkpoint.directory.resolve()
     path = directory.parent / "report.json"
-    if not path.is_file():
+    if not is_own_file(path):  # other programs write files of this name, too
         return None
     report = read_record(path)
     plan = checkpoint.plan

@@ -117,13 +117,12 @@ class ProbeTask(BaseModel):
         drawn = self.process.paths(rng, self.num_series, self.context_length, self.horizon)
         context = drawn.values[:, : self.context_length].copy()
         label = drawn.values[:, self.context_length :]
-        known = context if self.process.ends_constant else label
-        constant = np.median(known, axis=1)
         if self.missing:
             # The same number in each series, so that none has no values.
             ranks = rng.random(context.shape).argsort(axis=1).argsort(axis=1)
             count = min(round(self.missing * self.context_length), self.context_length - 1)
             context[ranks < count] = np.nan
+        constant = np.nanmedian(context if self.process.ends_constant else label, axis=1)
         return Drawn(context, label, drawn.best, constant, drawn.covariates, drawn.known)
 
 

@@ -52,6 +52,17 @@ def test_a_csv_is_read_as_the_table_that_it_was(tmp_path: Path) -> None:
     assert set(texts.series[0].covariates["open"]) == {"True", "False"}  # categories, as in chronos
 
 
+def test_none_is_a_category_where_nulls_have_a_type(tmp_path: Path) -> None:
+    events = ["Easter", "None", None] * 4
+    form = FORM.model_copy(update={"past_covariates": "event"})
+    whole = table(event=events)
+    (one, _) = read_table(whole, form).series
+    assert one.covariates["event"].tolist() == events[:6]
+    whole.to_csv(tmp_path / "shops.csv", index=False)  # where a text is all that there is
+    (one, _) = read_file(tmp_path / "shops.csv", form).series
+    assert one.covariates["event"].tolist() == ["Easter", None, None] * 2
+
+
 def test_digits_with_a_type_of_their_own_are_categories(tmp_path: Path) -> None:
     codes = ["0", "1", "2"] * 4
     form = FORM.model_copy(update={"known_covariates": "promo,price,code"})

@@ -87,7 +87,7 @@ def covariate_values(
     found: dict[str, Column] = {}
     for name in columns:
         values = _numbers(frame[name], decimal, of_text)
-        column = _categories(frame[name]) if values is None else values
+        column = _categories(frame[name], of_text) if values is None else values
         if pd.isna(column).all():
             raise ValueError(f"covariate {str(name)!r} has no values; leave it out")
         found[str(name)] = column
@@ -124,9 +124,10 @@ def _texts(cells: pd.Series[Any]) -> pd.Series[str]:
     return texts[~texts.isin(BLANK)]
 
 
-def _categories(cells: pd.Series[Any]) -> Column:
+def _categories(cells: pd.Series[Any], of_text: bool) -> Column:
+    """Typed tables have nulls of their own, so that ``None`` is a category as any other."""
     texts = cells.astype(object)
-    missing = texts.isna() | texts.astype(str).str.strip().isin(BLANK)
+    missing = texts.isna() | texts.astype(str).str.strip().isin(BLANK if of_text else {""})
     column: Column = texts.astype(str).str.strip().to_numpy(object).copy()
     column[missing.to_numpy()] = None
     return column

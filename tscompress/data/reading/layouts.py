@@ -30,6 +30,7 @@ from tscompress.io.untrusted import shown
 #: Names that pandas gives to a column without one: mostly its row numbers.
 _UNNAMED = ("", "Unnamed: 0", "level_0", "index")
 _DATE = re.compile(r"\d{4}[-/.]\d{1,2}\b.*|\d{1,2}[-/.]\d{1,2}[-/.]\d{4}\b.*|" + QUARTER)
+_NUMBER = re.compile(r"[-+]?[\d.,]*\d([eE][-+]?\d+)?")
 _COUNTED = re.compile(r"(?P<prefix>.*?)(?P<number>\d{1,9})")
 _FEWEST_STEPS = 3  # columns that follow one another before they are taken for steps
 _YEARS = range(1500, 2200)
@@ -90,6 +91,11 @@ def find_layout(frame: pd.DataFrame, form: SeriesFormat) -> Layout:
             _refuse_covariates(beside, "a row a series")
             return layout
     left = [name for name in names if name not in {*ids, time, *beside}]
+    if len(names) == 1 and form.target_column is None and _NUMBER.fullmatch(str(names[0]).strip()):
+        raise ValueError(
+            f"the only column is called {shown(names[0])}, which may be its first value; give the "
+            f"file a header, or --target-column {names[0]}"
+        )
     targets = _targets(names, left, form)
     check_roles({"id": ids, "time": (time,), "target": targets, "known": known, "past": past})
     if time is None and (others := [name for name in left if name not in targets]):
@@ -314,6 +320,11 @@ def _rows_layout(
         usual = [name for name in unique if str(name).lower() in ID_COLUMNS]
         text = [name for name in unique if not pd.api.types.is_numeric_dtype(frame[name])]
         ids = (usual or text)[:1]
+        if ids and not usual and not _DATE.fullmatch(str(steps[0])) and _holds_times(frame[ids[0]]):
+            raise ValueError(
+                f"{shown(ids[0])} holds times, and {shown(steps[0])} to {shown(steps[-1])} may be "
+                f"series or steps; give --time-column {ids[0]}, or --id-column {ids[0]}"
+            )
     if not ids and not _DATE.fullmatch(str(steps[0])):
         if not others:
             return None
@@ -323,6 +334,12 @@ def _rows_layout(
         )
     _check_none_left_out(steps, [name for name in others if name not in ids])
     return _layout("rows", ids, None, steps, form)
+
+
+def _holds_times(cells: pd.Series[Any]) -> bool:
+    if pd.api.types.is_datetime64_any_dtype(cells.dtype):
+        return True
+    return bool(len(cells)) and all(_DATE.fullmatch(str(cell).strip()) for cell in cells)
 
 
 def _of_rows(frame: pd.DataFrame, layout: Layout) -> tuple[list[Observed], SeriesFormat]:

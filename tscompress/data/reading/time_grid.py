@@ -192,8 +192,9 @@ def _months(stamps: Times) -> Integers:
 
 
 def _on_business_days(stamps: Times) -> bool:
+    """Whether all are on Monday to Friday, at one time of day."""
     days = stamps.astype("datetime64[D]")
-    return bool(np.is_busday(days).all() and (stamps == days).all())
+    return bool(np.is_busday(days).all() and len(np.unique(stamps - days)) <= 1)
 
 
 def _most_common(values: Integers) -> int:
@@ -330,10 +331,13 @@ def _on_grid(one: Observed, step: Step | None, may_differ: bool) -> RegularSerie
     assert step is not None
     trouble = _trouble(one, step)
     if trouble is not None:
-        own = Step.infer([one.times]) if may_differ else None
-        if own is None or _trouble(one, own) is not None:
-            raise ValueError(trouble)
-        step = own
+        own = _own_step(one.times)
+        # Few rows of a step that was given are few, unless they have one of their own.
+        few = own is None and not may_differ and step.positions(one.times) is not None
+        if not few:
+            if own is None or not may_differ:
+                raise ValueError(trouble)
+            step = own
     positions = step.positions(one.times)
     assert positions is not None
     length = int(positions[-1]) + 1
@@ -357,6 +361,17 @@ def _placed(column: Column, positions: Integers, length: int) -> Column:
     grid: Column = np.full(length, nothing, column.dtype)
     grid[positions] = column
     return grid
+
+
+def _own_step(times: Times) -> Step | None:
+    """The step that a series has of its own; months are at one day of theirs, or at their ends."""
+    own = Step.infer([times])
+    positions = None if own is None else own.positions(times)
+    if positions is None or len(positions) < _MIN_OBSERVED_SHARE * (int(positions[-1]) + 1):
+        return None
+    days = pd.DatetimeIndex(times)
+    at_one_day = days.day.nunique() == 1 or days.is_month_end.all()
+    return own if own is not None and (own.unit != "months" or at_one_day) else None
 
 
 def _trouble(one: Observed, step: Step) -> str | None:

@@ -21,6 +21,7 @@ import jinja2
 
 from tscompress._version import __version__
 from tscompress.errors import UnsupportedModelError, UsageError
+from tscompress.exporting.directory import shown_source
 from tscompress.exporting.page.engine import PACKAGE, VERSION, Engine, notices
 from tscompress.families.registry import FORECAST_FAMILIES, adapter_of
 from tscompress.io.text import rounded_count
@@ -195,7 +196,8 @@ def _record(forecaster: PatchForecaster, name: str, content: Mapping[str, bytes]
         "tscompress": __version__,
         "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "name": name,
-        "source": exported["source"],
+        # Without "changed", which the name says.
+        "source": {**exported["source"], "model": shown_source(exported["source"])},
         "graph": {key: exported[key] for key in ("family", "precision", "opset", "difference")},
         "engine": {"package": PACKAGE, "version": VERSION, "license": "MIT"},
         "sha256": {file: hashlib.sha256(given).hexdigest() for file, given in content.items()},

@@ -212,7 +212,16 @@ function parsedTime(text, order) {
   const [year, month, day, hour, minute, second] = parts.map(Number);
   const time = Date.UTC(year, month - 1, day, hour, minute, second);
   const back = new Date(time);
-  return back.getUTCMonth() === month - 1 && back.getUTCDate() === day && hour < 24 ? time : null;
+  const clock = hour < 24 && minute < 60 && second < 60;
+  return back.getUTCMonth() === month - 1 && back.getUTCDate() === day && clock ? time : null;
+}
+
+/** Milliseconds by which the clock of a cell is ahead of UTC, 0 where it says nothing. */
+function offsetOf(text) {
+  const found = /:\d{2}(?:\.\d+)?([-+])(\d{2}):?(\d{2})$/.exec(text.trim());
+  if (!found) return 0;
+  const minutes = 60 * Number(found[2]) + Number(found[3]);
+  return (found[1] === "-" ? -minutes : minutes) * 60000;
 }
 
 /** Milliseconds of all rows of a column. */
@@ -236,7 +245,9 @@ function timesOf(table, column) {
       `${quoted(table.rows[bad][column])}, which is no date as 2024-03-31; correct it, or choose no ` +
       "column of times.");
   }
-  return found;
+  // Clocks change within a column: all are told by the clock of the first row.
+  const offsets = table.rows.map((row) => offsetOf(row[column]));
+  return found.map((time, at) => time - (offsets[at] - offsets[0]));
 }
 
 const months = (time) => new Date(time).getUTCFullYear() * 12 + new Date(time).getUTCMonth();
