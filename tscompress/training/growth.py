@@ -119,9 +119,9 @@ def _check_fit(model: PreTrainedModel, small: PreTrainedModel) -> None:
                 f"{getattr(wanted, name)}; start from a model that is no larger."
             )
     ours, theirs = wanted.chronos_config, given.chronos_config
-    same = _SAME_READING
+    same = [*_SAME_READING]
     if hasattr(model, "output_patch_embedding") and "output_patch_size" not in ours:
-        same += ("prediction_length",)  # a Chronos-Bolt has a row for each step and quantile
+        same.append("prediction_length")  # a Chronos-Bolt has a row for each step and quantile
     differ = [name for name in same if ours.get(name) != theirs.get(name)]
     if differ:
         hint = " (context_length gives it)" if differ[0] == "time_encoding_scale" else ""
