@@ -257,7 +257,7 @@ def recipe_of(shape: Shape) -> PretrainRecipe:
             **shape.published.settings,
         ),
         stages=(Stage(steps=1, buckets=(Bucket(context_length=8, horizon=1, batch_size=1),)),),
-        token_embedding="normal",
+        token_embedding="normal" if shape.family == "chronos-t5" else "fourier",
     )  # fmt: skip
 
 

@@ -88,7 +88,7 @@ def test_new_categories_are_noted() -> None:
     found = dataset(shops(promo=["a"] * 11 + ["new"] + ["a"] * 12))
     assert len(found.notes) == 1
     assert "'promo'" in found.notes[0]
-    assert "1 of 2 series" in found.notes[0]
+    assert "1 of 2 forecasts" in found.notes[0]
     assert dataset(shops()).notes == ()
 
 

@@ -75,7 +75,7 @@ def test_the_front_page_says_what_recovery_brought_as_measured() -> None:
     measured = pd.read_csv(EVAL / "results" / "recover-bolt.csv")
     smallest = measured[measured["parameters"] == measured["parameters"].min()]
     assert smallest["seed"].nunique() == 3
-    assert set(smallest["minutes"]) == {10}
+    assert set(smallest["bound"]) == {"10 minutes"}
     mean = smallest[["parameters", "skill before", "skill"]].mean()
     assert (
         f"took a fold to {mean['parameters']:.1%} of reference/bolt "
