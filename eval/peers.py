@@ -406,7 +406,7 @@ def draw(frame: pd.DataFrame, path: Path) -> None:
             axes.set_xticks(shown, labels=[f"{time:g}" for time in shown])
             axes.minorticks_off()
         else:
-            axes.set_xlim(left=0)
+            axes.set_xlim(left=-0.02)  # the mark of a hundredth is whole
     legend_beside(figure, panels[0, 1])
     figure.savefig(path, dpi=160)
 
