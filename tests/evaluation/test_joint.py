@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 import torch
 from chronos import BaseChronosPipeline, Chronos2Pipeline
+from rich.console import Console
 from typer.testing import CliRunner
 
 import tscompress
@@ -26,7 +27,7 @@ from tscompress.evaluation.comparison import compare_results
 from tscompress.evaluation.evaluate import evaluate_pipeline
 from tscompress.evaluation.forecasting import predict
 from tscompress.evaluation.joint import predict_joint
-from tscompress.evaluation.results import Settings
+from tscompress.evaluation.results import DatasetScore, EvaluationResult, Settings
 from tscompress.evaluation.score_cache import ScoreCache
 from tscompress.evaluation.tables import evaluation_table
 from tscompress.families.registry import adapter_of_pipeline
@@ -235,6 +236,15 @@ def test_results_say_how_they_were_made(checkpoints: dict[str, Path]) -> None:
     assert scores("seasonal-naive", frame, cross_learning=True).settings is None
     assert type(crossed).from_dict(crossed.to_dict()) == crossed
     assert "cross-learning" in str(evaluation_table(crossed).title)
+
+
+def test_names_are_text_in_tables() -> None:
+    row = DatasetScore(dataset="a[/b]", model="m", MASE=1, WQL=1, series_count=2, seconds=1)
+    result = EvaluationResult(suite="sales [eu].csv", model="fold [r=16]", rows=(row,))
+    console = Console(width=200)
+    with console.capture() as captured:
+        console.print(evaluation_table(result))
+    assert all(name in captured.get() for name in ("a[/b]", "fold [r=16] on sales [eu].csv"))
 
 
 def test_targets_of_a_group_and_their_windows_are_one_cluster(checkpoints: dict[str, Path]) -> None:

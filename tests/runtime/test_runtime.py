@@ -16,6 +16,8 @@ import pytest
 import torch
 
 from tscompress import runtime
+from tscompress.benchmark.bench import bench
+from tscompress.benchmark.workload import Workload
 from tscompress.checkpoints.load import load
 from tscompress.data.evaluation_sets import QUANTILE_LEVELS
 from tscompress.errors import (
@@ -173,6 +175,28 @@ def test_large_values_beside_missing_ones(family: str, exported: dict[str, Path]
     forecaster = runtime.load(exported[family])
     found, _ = forecaster.predict_quantiles([5e19 + 1e18 * wave, 5e19 + 1e18 * gaps], 4, [0.5])
     assert np.isfinite(np.asarray(found)).all()
+
+
+def test_a_graph_is_opened_before_it_is_timed(
+    exported: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forecaster = runtime.load(exported["chronos-bolt"], threads=torch.get_num_threads() + 1)
+    events = []
+
+    def opened(*given: Any, **options: Any) -> Any:
+        events.append("open")
+        return runtime.load(*given, **options)
+
+    def clock() -> float:
+        events.append("clock")
+        return float(len(events))
+
+    monkeypatch.setattr("tscompress.families.exported.load", opened)
+    workload = Workload(batch_size=2, context_length=32, horizon=4, repeats=1, warmup=0)
+    pipeline = exported_pipeline(forecaster)
+    pipeline.inner_model.eval()
+    bench({"graph": pipeline}, workload, measure_macs=False, clock=clock)
+    assert events == ["open", "clock", "clock"]
 
 
 WITHOUT_TORCH = """

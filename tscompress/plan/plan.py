@@ -182,16 +182,16 @@ class Plan(BaseModel):
     def name_before(self, name: str) -> str:
         """What a planned layer was called before layers were dropped: they are numbered anew."""
         place = _PLACE.match(name)
-        if place is None or not self.kept_layers or place[1] not in self.kept_layers:
+        kept = None if place is None else (self.kept_layers or {}).get(place[1])
+        if place is None or kept is None:
             return name
-        return f"{place[1]}.block.{self.kept_layers[place[1]][int(place[2])]}{name[place.end() :]}"
+        return f"{place[1]}.block.{kept[int(place[2])]}{name[place.end() :]}"
 
     def drops_layer_of(self, name: str) -> bool:
         """Whether the plan drops the layer of the original that ``name`` is in."""
         place = _PLACE.match(name)
-        if place is None or not self.kept_layers or place[1] not in self.kept_layers:
-            return False
-        return int(place[2]) not in self.kept_layers[place[1]]
+        kept = None if place is None else (self.kept_layers or {}).get(place[1])
+        return place is not None and kept is not None and int(place[2]) not in kept
 
     def narrowed(self) -> Plan:
         """The plan for the model that is already sliced to this plan's width."""

@@ -332,12 +332,11 @@ def _on_grid(one: Observed, step: Step | None, may_differ: bool) -> RegularSerie
     trouble = _trouble(one, step)
     if trouble is not None:
         own = _own_step(one.times)
-        # Few rows of a step that was given are few, unless they have one of their own.
-        few = own is None and not may_differ and step.positions(one.times) is not None
-        if not few:
-            if own is None or not may_differ:
-                raise ValueError(trouble)
+        if own is not None and may_differ:
             step = own
+        elif own is not None or may_differ or step.positions(one.times) is None:
+            raise ValueError(trouble)
+        # Otherwise few rows of a step that was given are just few.
     positions = step.positions(one.times)
     assert positions is not None
     length = int(positions[-1]) + 1

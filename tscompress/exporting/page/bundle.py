@@ -196,7 +196,7 @@ def _record(forecaster: PatchForecaster, name: str, content: Mapping[str, bytes]
         "tscompress": __version__,
         "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "name": name,
-        # Without "changed", which the name says.
+        # Of a directory its name: a page may be published.
         "source": {**exported["source"], "model": shown_source(exported["source"])},
         "graph": {key: exported[key] for key in ("family", "precision", "opset", "difference")},
         "engine": {"package": PACKAGE, "version": VERSION, "license": "MIT"},
