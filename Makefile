@@ -74,4 +74,4 @@ $(VENV)/.dev: pyproject.toml | $(VENV)/bin/python
 	touch $@ $(VENV)/.demo
 
 clean:
-	rm -rf $(VENV) results .pytest_cache .mypy_cache .ruff_cache dist
+	rm -rf $(VENV) results/demo results/ci-demo .pytest_cache .mypy_cache .ruff_cache dist

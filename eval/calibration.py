@@ -38,7 +38,6 @@ from tscompress.data.synthetic import CorpusConfig
 FAMILIES = ("kernel", "structural", "stochastic", "count", "seasonal")
 #: Weights of the other synthetic families by default; shares of repeated patterns are beside them.
 _OTHERS = {"kernel": 0.25, "structural": 0.45, "stochastic": 0.15, "count": 0.05}
-_LEAST_SKILL = 0.1  # of a group, of which a share is kept
 
 
 @dataclass(frozen=True)
@@ -116,13 +115,9 @@ def held_out_losses(loaded: LoadedModel, count: int = 96) -> dict[str, float]:
 
 
 def kept_by_group(bed: Testbed, folded: LoadedModel) -> dict[str, float]:
-    """Skill of each group over the original's, where that has some."""
-    before, after = bed.skills.groups(), bed.probed(folded.forecaster).groups()
-    return {
-        name: after[name].value / skill.value
-        for name, skill in before.items()
-        if skill.value > _LEAST_SKILL
-    }
+    """Share of the original's skill in each group that is kept, of tasks that it can do."""
+    groups = bed.probed(folded.forecaster).against(bed.skills).groups
+    return {group.group: group.kept.value for group in groups if group.kept is not None}
 
 
 if __name__ == "__main__":

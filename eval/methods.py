@@ -86,7 +86,9 @@ def measure(bed: Testbed, methods: Sequence[str], path: Path, console: Console) 
             row |= bed.row(compressed.forecaster, method) | {"settings": settings}
             console.print(rounded(row))
         rows.append(row)
-        write_text_atomically(path, pd.DataFrame(rows).to_csv(index=False))
+        found = {(r["method"], r["budget"]) for r in rows}
+        later = [r for r in known if (r["method"], r["budget"]) not in found]
+        write_text_atomically(path, pd.DataFrame([*rows, *later]).to_csv(index=False))
     timed = bench(models, WORKLOADS[bed.original.family], measure_macs=False)
     for row, (label, _) in zip(rows, models, strict=True):
         cost = timed.ratios(label)

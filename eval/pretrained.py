@@ -33,8 +33,9 @@ def pretrained(recipe: PretrainRecipe, directory: Path, *, trained_only: bool = 
         left = duration(progress.eta_seconds)
         print(f"{directory.name}: step {progress.step}, {left} left", flush=True)
 
-    resume = (directory / CHECKPOINT).is_dir()
-    if pretrain(recipe, directory, resume=resume, report=tell, log_every=100) is None:
+    resume = (directory / CHECKPOINT).is_dir()  # before the first one there is nothing to lose
+    options = {"resume": resume, "force": not resume}
+    if pretrain(recipe, directory, report=tell, log_every=100, **options) is None:
         raise SystemExit(f"stopped; the next run resumes {directory}")
     return model
 

@@ -432,7 +432,8 @@ def without_quick(names: Sequence[str], tables: Sequence[Table]) -> str:
 def training(recipe: str) -> list[str]:
     """The command that trains a model that tables are held against, or resumes that."""
     path, output = ROOT / "recipes" / "pretrain" / f"{recipe}.yaml", ROOT / "results" / recipe
-    resume = ["--resume"] if (output / "checkpoint").is_dir() else []
+    # Stopped before its first checkpoint it left a log, which --force writes over.
+    resume = ["--resume"] if (output / "checkpoint").is_dir() else ["--force"]
     program = [sys.executable, "-m", "tscompress", "pretrain"]
     return [*program, str(path), "--output", str(output), *resume]
 

@@ -361,7 +361,7 @@ def rows(comparison: Comparison, result: BenchResult) -> list[dict[str, Any]]:
     return found
 
 
-def conditions(comparison: Comparison, result: BenchResult) -> str:
+def conditions(result: BenchResult) -> str:
     """What was run, on what."""
     workload = result.workload
     samples = workload.num_samples and f", {workload.num_samples} samples"
@@ -391,7 +391,7 @@ def markdown(comparison: Comparison, result: BenchResult) -> str:
         shown["ms"] = [f"{value:.1f}" for value in frame["latency ms"]]
     if frame["peak memory"].notna().all():
         shown["peak memory"] = [f"{value:.3f}" for value in frame["peak memory"]]
-    lines = [f"### {comparison.name}", "", conditions(comparison, result), ""]
+    lines = [f"### {comparison.name}", "", conditions(result), ""]
     lines += ["| " + " | ".join(shown) + " |", "|---|" + "--:|" * (len(shown) - 1)]
     lines += ["| " + " | ".join(cells) + " |" for cells in zip(*shown.values(), strict=True)]
     if "peak memory" in shown and comparison.family == "chronos-t5":

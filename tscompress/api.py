@@ -220,6 +220,7 @@ def recover(
     series: Sequence[FloatArray] | str | Path | None = None,
     directory: str | Path | None = None,
     resume: bool = False,
+    force: bool = False,
     device: str | None = None,
     report: OnRecovery = lambda line: None,
 ) -> CompressedModel:
@@ -243,6 +244,8 @@ def recover(
         For the checkpoint and the log; None: nothing is written.
     resume
         Resume from the checkpoint in ``directory``.
+    force
+        Start afresh where ``directory`` has one.
     device
         Of a student and a teacher that are loaded; by default the CPU.
     report
@@ -274,5 +277,6 @@ def recover(
         series=series,
         directory=None if directory is None else user_path(directory),
         resume=resume,
+        force=force,
         report=report,
     )

@@ -112,7 +112,7 @@ def _open_factored_too_(pipeline_class: type[BaseChronosPipeline]) -> None:
         *args: Any,
         **kwargs: Any,
     ) -> BaseChronosPipeline:
-        adapted = _factored_base(pretrained_model_name_or_path)
+        adapted = _factored_base(pretrained_model_name_or_path, kwargs.get("subfolder"))
         if adapted is not None:
             return _with_adapter(cls, adapted, pretrained_model_name_or_path, kwargs)
         if not _is_factored(pretrained_model_name_or_path, kwargs):
@@ -132,13 +132,13 @@ def _open_factored_too_(pipeline_class: type[BaseChronosPipeline]) -> None:
     pipeline_class.from_pretrained = classmethod(from_pretrained)
 
 
-def _factored_base(source: str | Path) -> str | None:
+def _factored_base(source: str | Path, subfolder: str | None) -> str | None:
     """The factored checkpoint that the adapter in the directory ``source`` changes, if it is one.
 
     An adapter on the Hub is opened as stock chronos does.
     """
     try:
-        named = read_json(Path(source) / ADAPTER_FILE)
+        named = read_json(Path(source) / (subfolder or "") / ADAPTER_FILE)
     except (OSError, UnreadableFileError):
         return None
     base = named.get("base_model_name_or_path") if isinstance(named, Mapping) else None
@@ -167,7 +167,8 @@ def _with_adapter(
     of_base = {name: value for name, value in options.items() if name not in _OF_THE_ADAPTER}
     pipeline = pipeline_class.from_pretrained(base, **of_base)
     try:
-        adapted = PeftModel.from_pretrained(pipeline.inner_model, str(adapter))
+        place = Path(adapter) / (options.get("subfolder") or "")
+        adapted = PeftModel.from_pretrained(pipeline.inner_model, str(place))
     except (ValueError, RuntimeError) as error:
         raise ModelLoadError(
             f"the adapter {str(adapter)!r} does not fit {base!r} ({single_line(error)}); train one "

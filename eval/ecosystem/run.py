@@ -145,7 +145,7 @@ def write_checkpoints(root: Path) -> dict[str, tuple[str, str]]:
 
 
 def tiny_chronos2() -> Chronos2Model:
-    """Random weights: there is no reference of this family."""
+    """Random weights, of a shape that every library here loads in a moment."""
     return Chronos2Model(
         Chronos2CoreConfig(
             d_model=24,

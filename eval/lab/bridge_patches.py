@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from bridge_response import numbers
 from learners import logged_lines
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -25,7 +26,6 @@ from tscompress.plotting import (
 )
 from tscompress.probing.measure import probe
 from tscompress.probing.regressions import ResponseTask
-from tscompress.probing.skill import Estimate
 from tscompress.training.pretrain_output import MODEL, snapshot_name
 from tscompress.training.pretrain_recipe import PretrainRecipe
 from tscompress.workflows.recipe import load_pretrain_recipe
@@ -108,18 +108,13 @@ def _rows(patch: int, step: int, loaded: LoadedModel, count: int) -> Iterator[di
             "patch": patch,
             "step": step,
             "covariates": score.task.covariates,
-            **_numbers("regret", score.regret),
-            **_numbers("slope", score.slope),
-            **_numbers("leakage", score.leakage),
+            **numbers("regret", score.regret),
+            **numbers("slope", score.slope),
+            **numbers("leakage", score.leakage),
             "R²": score.r_squared.value,
             "regret, shuffled": score.shuffled_regret.value,
             "slope, shuffled": score.shuffled_slope.value,
         }
-
-
-def _numbers(name: str, one: Estimate | None) -> dict[str, float | None]:
-    values = (None, None, None) if one is None else (one.value, one.low, one.high)
-    return dict(zip((name, f"{name}, low", f"{name}, high"), values, strict=True))
 
 
 # --------------------------------------------------------------------------------------------------

@@ -118,29 +118,30 @@ def _rows(
             "model": result.model,
             "parameters": share,
             "task": score.name,
-            **_numbers("slope", score.slope),
-            **_numbers("R²", score.r_squared),
-            **_numbers("leakage", score.leakage),
-            **_numbers("regret", score.regret),
-            **_numbers("bias taken", score.association),
+            **numbers("slope", score.slope),
+            **numbers("R²", score.r_squared),
+            **numbers("leakage", score.leakage),
+            **numbers("regret", score.regret),
+            **numbers("bias taken", score.association),
             "slope, shuffled": score.shuffled_slope.value,
             "regret, shuffled": score.shuffled_regret.value,
             "bias of ridge regression": score.ridge_association,
             "bias of 2SLS": score.two_stage_association,
             **{key: value for name, one in kept.items() for key, value in
-               _numbers(name, one).items()},
+               numbers(name, one).items()},
         }  # fmt: skip
     yield {
         "model": result.model,
         "parameters": share,
         "task": "all",
-        **_numbers("slope kept", comparison.response.slope_kept),
-        **_numbers("gain kept", comparison.response.gain_kept),
-        **_numbers("covariates' skill kept", comparison.covariates_kept),
+        **numbers("slope kept", comparison.response.slope_kept),
+        **numbers("gain kept", comparison.response.gain_kept),
+        **numbers("covariates' skill kept", comparison.covariates_kept),
     }
 
 
-def _numbers(name: str, one: Estimate | None) -> dict[str, float | None]:
+def numbers(name: str, one: Estimate | None) -> dict[str, float | None]:
+    """Columns of an estimate and the ends of its interval."""
     values = (None, None, None) if one is None else (one.value, one.low, one.high)
     return dict(zip((name, f"{name}, low", f"{name}, high"), values, strict=True))
 

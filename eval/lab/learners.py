@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from verdicts import parser_of_sections
 
+from tscompress.checkpoints.names import WEIGHTS_FILE
 from tscompress.errors import RecipeError
 from tscompress.io.own_outputs import TRAINING_DIRECTORY, TRAINING_LOG
 from tscompress.io.untrusted import UnreadableFileError, first_problem, read_yaml
@@ -39,7 +40,6 @@ from tscompress.training.checkpoint import load_training_state
 from tscompress.training.in_context import BatchLoss, InContextTraining, train_in_context
 
 ROOT = Path(__file__).resolve().parents[2]
-MODEL_FILE = "model.safetensors"
 TEST_SEED = 10_000
 _STRICT = ConfigDict(extra="forbid", frozen=True)
 Recipe = TypeVar("Recipe", bound=BaseModel)
@@ -274,7 +274,7 @@ def train_regressor(
 
 def save_model(model: nn.Module, directory: Path) -> None:
     """Weights as safetensors beside the log."""
-    save_file(model.state_dict(), directory / MODEL_FILE)
+    save_file(model.state_dict(), directory / WEIGHTS_FILE)
 
 
 # --------------------------------------------------------------------------------------------------

@@ -323,7 +323,7 @@ def theorem_2(quick: bool) -> Found:
         for j, value in enumerate(sigma, 1)
     )
     verdicts = _theorem_2_verdicts(patches, trained, scale, continuity, angles, d)
-    return Found(verdicts, frame, _theorem_2_figure(curves, continuity, angles, sizes))
+    return Found(verdicts, frame, _theorem_2_figure(curves, continuity, angles))
 
 
 def _even(rows: Tensor, number: int) -> Tensor:
@@ -407,7 +407,6 @@ def _theorem_2_figure(
     curves: dict[str, Tensor],
     continuity: dict[str, Tensor],
     angles: dict[str, Tensor],
-    sizes: Sequence[int],
 ) -> Figure:
     figure = new_figure(10.4, 6.2)
     above, below = figure.subfigures(2, 1, height_ratios=(1.2, 1))

@@ -193,10 +193,17 @@ def test_tied_parameters_count_once(t5: Any) -> None:
 
 
 def test_bytes_on_disk_sums_weight_files(tmp_path: Path) -> None:
-    for number in (1, 2):
-        (tmp_path / f"model-0000{number}-of-00002.safetensors").write_bytes(b"x" * 10 * number)
+    """Of the model alone: not of an optimizer, nor of leftover shards."""
+    shards = [f"model-0000{number}-of-00002.safetensors" for number in (1, 2)]
+    for number, name in enumerate(shards, start=1):
+        (tmp_path / name).write_bytes(b"x" * 10 * number)
+    index = {"weight_map": dict(zip("ab", shards, strict=True))}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    (tmp_path / "optimizer.safetensors").write_bytes(b"x" * 1000)
     (tmp_path / "config.json").write_text("{}")
     assert bytes_on_disk(tmp_path) == 30
+    (tmp_path / "model.safetensors").write_bytes(b"x" * 7)
+    assert bytes_on_disk(tmp_path) == 7
 
 
 def test_bytes_on_disk_without_weights(tmp_path: Path) -> None:

@@ -28,7 +28,12 @@ import tscompress
 from tscompress.api import compress
 from tscompress.checkpoints.format import write_weights
 from tscompress.checkpoints.given import loaded_of
-from tscompress.checkpoints.integrity import read_config, stored_dtype, weight_files
+from tscompress.checkpoints.integrity import (
+    check_generation_file,
+    read_config,
+    stored_dtype,
+    weight_files,
+)
 from tscompress.checkpoints.load import load
 from tscompress.errors import (
     CorruptCheckpointError,
@@ -644,6 +649,17 @@ def test_ignored_and_renamed_weights_are_accepted(tmp_path: Path) -> None:
 @pytest.mark.skipif(torch.backends.mps.is_available(), reason="has MPS")
 def test_unusable_device_is_refused(checkpoint: Path) -> None:
     refused(UsageError, "'mps'", checkpoint, device="mps")
+
+
+def test_tokens_beside_a_config_without_a_vocabulary_pass(
+    checkpoints: dict[str, Path], tmp_path: Path
+) -> None:
+    path = Path(shutil.copytree(checkpoints["chronos-bolt"], tmp_path / "copy"))
+    config = json.loads((path / "config.json").read_text())
+    config.pop("vocab_size", None)
+    (path / "config.json").write_text(json.dumps(config))
+    (path / "generation_config.json").write_text('{"pad_token_id": 0}')
+    check_generation_file(path, config, str(path))
 
 
 def test_a_loop_of_links(copy: Path) -> None:

@@ -335,6 +335,17 @@ def test_a_plan_for_another_model_is_refused_before_anything_changes(checkpoint:
         apply_plan_(loaded, plan.model_copy(update={"projections": (reshaped,)}))
 
 
+def test_a_head_that_is_the_token_embedding_is_not_factored(checkpoints: dict[str, Path]) -> None:
+    loaded = load(checkpoints["chronos-t5"])
+    rows, columns = loaded.model.lm_head.weight.shape
+    head = ProjectionPlan(
+        name="lm_head", part="attention", out_features=rows, in_features=columns, rank=1
+    )
+    plan = planned(loaded, RankSchedule(rank=2)).model_copy(update={"projections": (head,)})
+    with pytest.raises(PlanError, match="'lm_head', whose weight is the token embedding's"):
+        apply_plan_(loaded, plan)
+
+
 # --------------------------------------------------------------------------------------------------
 # Surgery
 # --------------------------------------------------------------------------------------------------

@@ -197,6 +197,15 @@ def test_plans_that_change_forecasts_are_refused(
         Plan.parse(content)
 
 
+def test_what_a_block_needs_is_not_dropped_by_a_plan(bolt: Path, single: Path) -> None:
+    content = Plan.load(single / "plan.json").model_dump(mode="json")
+    first, second = [head for head in content["heads"] if head["kind"] == "cross"]
+    assert first["constant_query"]
+    second.update(constant_query=True, qk_size=1)
+    with pytest.raises(PlanError, match=rf"{second['name']} with constant_query, which it has not"):
+        tscompress.compress(bolt, plan=Plan.parse(content))
+
+
 # --------------------------------------------------------------------------------------------------
 # What is measured of it
 # --------------------------------------------------------------------------------------------------

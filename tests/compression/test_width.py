@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from chronos import BaseChronosPipeline
 from hooks import hook_count
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 from test_folding import (
     CALIBRATION,
     FOLD,
@@ -617,6 +619,33 @@ def test_untied_head_stays_untied(checkpoints: dict[str, Path], tmp_path: Path) 
     model.config.tie_word_embeddings = model.config.scale_decoder_outputs = False
     with pytest.raises(UnsupportedModelError, match="tie_word_embeddings"):
         adapter_of("chronos-t5").complete_config(model, {}, ["lm_head.weight"])
+
+
+@pytest.mark.parametrize("sizes", [{"rank": 4}, {"latent": 6}], ids=["stock", "factored"])
+def test_where_the_original_was_loaded_from_is_not_written(
+    checkpoints: dict[str, Path], tmp_path: Path, sizes: dict[str, int]
+) -> None:
+    copy = Path(shutil.copytree(checkpoints["chronos-t5"], tmp_path / "copy"))
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps(config | {"_name_or_path": "/home/me/client"}))
+    small = tscompress.compress(copy, **sizes, calibration=CALIBRATION, fold=FOLD)
+    saved = tscompress.save(small, tmp_path / "small")
+    assert "/home/me/client" not in (saved / "config.json").read_text()
+
+
+def test_a_stored_head_that_the_config_ties_is_refused(
+    checkpoints: dict[str, Path], tmp_path: Path
+) -> None:
+    """Transformers 5 keeps both and scales the head as a tied one, transformers 4 ties them."""
+    copy = Path(shutil.copytree(checkpoints["chronos-t5"], tmp_path / "copy"))
+    weights = load_file(copy / "model.safetensors")
+    weights["lm_head.weight"] = weights["shared.weight"] + 1
+    save_file(weights, copy / "model.safetensors", {"format": "pt"})
+    with pytest.raises(UnsupportedModelError, match="output head of its own, which its config"):
+        load(copy)
+    weights["lm_head.weight"] = weights["shared.weight"].clone()
+    save_file(weights, copy / "model.safetensors", {"format": "pt"})
+    assert load(copy).family == "chronos-t5"
 
 
 @pytest.mark.parametrize(

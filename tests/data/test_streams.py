@@ -360,6 +360,16 @@ def test_a_long_dataset_of_the_hub_is_read_as_a_file_is(monkeypatch: pytest.Monk
     assert [one.tolist() for one in iterate_series("someone/series")] == [list(range(1, 8))] * 2
 
 
+@pytest.mark.parametrize("form", [GivenSeries(), GivenSeries(target_column="*")])
+def test_a_dataset_of_the_hub_without_ids_is_not_cut_into_pieces(
+    monkeypatch: pytest.MonkeyPatch, form: GivenSeries
+) -> None:
+    days = pd.date_range("2024-01-01", periods=600)
+    hub(monkeypatch, [{"date": day, "target": float(day.day)} for day in days])
+    with pytest.raises(DataError, match="rows are values of one series, and it comes in parts"):
+        list(iterate_series("someone/series", form))
+
+
 def test_rows_without_an_id_are_refused(tmp_path: Path) -> None:
     table = long_table(own_series(3))
     table.loc[table["item_id"] == "s1", "item_id"] = None

@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 import torch
 from eval_scripts import imported
+from known_skill import result_of
 
 from tscompress.probing.measure import ProbeConfig
 
@@ -35,6 +36,16 @@ def test_a_model_keeps_all_of_its_own_skill(scripts: Any, checkpoints: dict[str,
     assert set(row) == set(bed.original_row())
     assert all(row[metric] == 1 for metric in testbed.RATIOS)
     assert testbed.PROBES["chronos-t5"].num_series < 16
+
+
+def test_kept_skill_is_a_share_of_what_the_original_can_do(scripts: Any) -> None:
+    original = {"period-4": 0.8, "period-7": 0.0, "linear-trend": 1.0}
+    left = {"period-4": 0.4, "period-7": 1.0, "linear-trend": 1.0}
+    kept = scripts.testbed.skills_kept(result_of("small", left), result_of("big", original))
+    assert kept["seasons"] == pytest.approx(0.5)
+    assert kept["skill"] == pytest.approx(1.4 / 1.8)
+    assert kept["skill low"] <= kept["skill"] <= kept["skill high"]
+    assert math.isnan(kept["covariates"])
 
 
 def test_a_model_forecasts_on_the_device_and_comes_back(

@@ -198,7 +198,10 @@ def test_a_model_from_the_hub_is_the_base_model(fold: Path) -> None:
     assert "license" not in metadata(card)
     assert "Not known: the card of `amazon/chronos-bolt-tiny` could not be read" in card.text
     licence = {"license": "other", "license_name": "theirs", "license_link": "https://x.invalid"}
-    assert metadata(make_card(fold, licence=licence)).items() >= licence.items()
+    given = make_card(fold, licence=licence)
+    assert metadata(given).items() >= licence.items()
+    assert "theirs, that of" not in given.text
+    assert "\ntheirs.\n" in given.text
 
 
 @pytest.mark.parametrize(

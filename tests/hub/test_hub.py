@@ -270,9 +270,27 @@ def test_branches_and_pull_requests_leave_main_alone(
         branch = "small/fold" if name == repo_id else "refs/pr/1"
         assert repository.branches == {**before, branch: answer["commit"]}
         assert WEIGHTS in repository.files(branch)
+        at = ', revision="small/fold"' if name == repo_id else ""
+        card = repository.files(branch)["README.md"].decode()
+        assert f'from_pretrained("{name}"{at})' in card
+        assert ("--revision small/fold --against" in card) == (name == repo_id)
     assert answer["pull_request"] == f"{hub.url}/bob/model/discussions/1"
     loaded = command("profile", repo_id, "--revision", "small/fold", "--weights-only", "--json")
     assert loaded.code == 0, loaded.err
+
+
+def test_a_name_below_the_owner_of_the_token_is_whole_on_the_card(
+    command: Client, hub: HubServer, bolt: Path
+) -> None:
+    dry = command("push", bolt, "just-a-name", "--dry-run")
+    assert "a push adds the owner of the token" in dry.err
+    outcome = command("push", bolt, "just-a-name", "--json")
+    assert outcome.code == 0, outcome.err
+    whole = json.loads(outcome.out)["repo_id"]
+    assert whole.endswith("/just-a-name")
+    card = hub.repositories[whole].files()["README.md"].decode()
+    assert f'from_pretrained("{whole}")' in card
+    assert '"just-a-name"' not in card
 
 
 def test_large_files_are_uploaded_in_parts_on_request(

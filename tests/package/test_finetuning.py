@@ -8,6 +8,7 @@ methods and opens again.
 from __future__ import annotations
 
 import json
+import pickle
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -297,6 +298,22 @@ def test_a_plain_loop_trains_and_stock_methods_save(
     assert weights.keys() == expected.keys()
     assert all(torch.equal(weights[name], expected[name]) for name in expected)
     assert load(tmp_path / "tuned").family == family
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("kind", ["factored"])
+def test_a_factored_pipeline_goes_to_another_process(
+    compressed: dict[tuple[str, str], Path], family: str, kind: str, tmp_path: Path
+) -> None:
+    pipeline: Any = BaseChronosPipeline.from_pretrained(compressed[family, kind])
+    again = pickle.loads(pickle.dumps(pipeline))
+    again.inner_model.save_pretrained(tmp_path / "again")
+    assert load(tmp_path / "again").plan == pipeline.inner_model.factored_plan
+    with torch.no_grad():
+        for parameter in again.inner_model.parameters():
+            parameter.zero_()
+    again.inner_model.save_pretrained(tmp_path / "zero")
+    assert not any(x.any() for x in load(tmp_path / "zero").model.state_dict().values())
 
 
 @pytest.mark.parametrize("family", FAMILIES)

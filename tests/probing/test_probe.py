@@ -7,19 +7,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from known_skill import mixture, result_of
 from shared_fixtures import ROOT
 
 import tscompress
 from tscompress.checkpoints.load import load
 from tscompress.cli import app as cli
-from tscompress.data.evaluation_sets import QUANTILE_LEVELS
 from tscompress.errors import DataError, TscompressError, UsageError
 from tscompress.probing.measure import ProbeConfig, probe, score_task
 from tscompress.probing.processes import Structural
 from tscompress.probing.results import (
     FLOOR,
     ProbeResult,
-    TaskScore,
     compare_probes,
     load_probes,
     probe_content,
@@ -32,24 +31,6 @@ from tscompress.workflows.run import run
 
 EVERY = list(TASKS.values())
 FEW = ["period-4", "period-7", "linear-trend", "random-demand"]
-
-
-def constant_forecast(task: ProbeTask) -> np.ndarray:  # type: ignore[type-arg]
-    shape = (task.num_series, len(QUANTILE_LEVELS), task.horizon)
-    return np.broadcast_to(task.draw().constant[:, None, None], shape)
-
-
-def mixture(task: ProbeTask, share: float) -> TaskScore:
-    """Of a forecaster that is ``share`` of the way from the best constant to the best."""
-    drawn = task.draw()
-    constant = constant_forecast(task)
-    alone = constant if task.covariates else None
-    return score_task(task, drawn, share * drawn.best + (1 - share) * constant, alone)
-
-
-def result_of(name: str, shares: dict[str, float]) -> ProbeResult:
-    scores = tuple(mixture(TASKS[task], share) for task, share in shares.items())
-    return ProbeResult(model=name, seed=0, tasks=scores)
 
 
 @pytest.mark.parametrize("task", EVERY, ids=list(TASKS))

@@ -14,12 +14,19 @@ from hooks import hook_count
 from matplotlib.figure import Figure
 from matplotlib.patches import StepPatch
 from rich.console import Console
-from transformers import BertConfig, BertModel, T5Config, T5Model
+from transformers import (
+    BertConfig,
+    BertModel,
+    T5Config,
+    T5ForTokenClassification,
+    T5Model,
+)
 
+import tscompress
 from tscompress.checkpoints.load import LoadedModel, load
 from tscompress.compression.calibration import CalibrationConfig
 from tscompress.compression.factor import apply_plan_, make_plan
-from tscompress.errors import UsageError
+from tscompress.errors import UnsupportedModelError, UsageError
 from tscompress.plan.schedules import EpsilonSchedule, RankSchedule
 from tscompress.plotting import ComparisonRow, comparison_figure
 from tscompress.profiling.figures import (
@@ -211,6 +218,18 @@ def test_findings_say_what_folding_could_do(bolt: LoadedModel, bolt_profile: Ran
     assert "--fit 0.1" in low
     assert f"of the {D_MODEL} dimensions" in low
     assert "--width" in low
+
+
+def test_no_cut_of_a_model_that_is_compressed_already_is_advised(
+    bolt: LoadedModel, checkpoints: dict[str, Path]
+) -> None:
+    single = tscompress.FoldConfig(single_token=True)
+    compressed = tscompress.compress(checkpoints["chronos-bolt"], fold=single)
+    said = " ".join(profile(compressed, epsilons=[0.1], calibration=QUICK).findings())
+    assert "compressed already: other sizes are folded from its original" in said
+    for advice in ("--rank", "--fit", "--width", "--ff-ratio", "tscompress sensitivity"):
+        assert advice not in said
+    assert not profile(bolt, epsilons=[0.1], calibration=None).compressed
 
 
 def test_the_advised_width_covers_what_cross_attention_reads(bolt_profile: RankProfile) -> None:
@@ -453,6 +472,13 @@ def test_figures_are_saved(checkpoints: dict[str, Path], tmp_path: Path) -> None
         "flow_of_ranks",
     ]
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths)
+
+
+def test_a_model_around_stacks_of_t5_is_refused(tmp_path: Path) -> None:
+    config = T5Config(d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2, vocab_size=16)
+    T5ForTokenClassification(config).save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedModelError, match="a T5ForTokenClassification is not supported"):
+        profile(tmp_path, calibration=None)
 
 
 def test_figures_without_inputs(language_models: dict[str, Path], tmp_path: Path) -> None:

@@ -654,11 +654,12 @@ def test_a_table_of_models_in_the_figure(walked: Run, directory: Path, tmp_path:
 
     text = rewrite_report(directory, tmp_path / "a.html", compare=[peers, sweep]).read_text()
     assert text.count(">fold: small</text>") > 0
-    # Too far to be drawn beside the rest: in the table alone, and the caption says so.
+    # Too far to be drawn beside the rest: left out of that chart, and the caption says so.
     assert "half the layers: by loss</text>" not in text
     page = Page(text)
     assert "half the layers: by loss" in page.prose
     assert "1 of them loses more than 10%" in page.prose
+    assert "is left out of the charts of that metric" in page.prose
 
 
 @pytest.mark.parametrize(

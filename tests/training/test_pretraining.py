@@ -33,6 +33,7 @@ from tscompress.errors import (
     UsageError,
 )
 from tscompress.families.registry import adapter_of
+from tscompress.io.making_way import claimed
 from tscompress.training import pretraining
 from tscompress.training.optimizers import OptimizerName
 from tscompress.training.pretrain_batches import (
@@ -218,7 +219,7 @@ def test_a_model_that_is_read_is_not_replaced(command: Command, tmp_path: Path, 
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     again = short("chronos-bolt", steps=1, **{key: str(model)})
     with pytest.raises(OutputExistsError, match="model' is the input"):
-        pretrain(again, tmp_path)
+        pretrain(again, tmp_path, force=True)
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
     recipe = tmp_path / "again.yaml"
     recipe.write_text(again.model_dump_json())  # JSON is YAML
@@ -506,6 +507,30 @@ def test_options_of_the_optimizer_change_the_weights(
     assert not torch.equal(trained[0][name], trained[1][name])
 
 
+def test_a_rate_of_position_biases_is_refused_where_there_are_none(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="is 30, and a chronos-2 trains no position biases"):
+        pretrain(short("chronos-2", position_bias_rate=30), tmp_path / "out")
+    assert not (tmp_path / "out" / "model").exists()
+
+
+def test_a_bucket_reads_no_more_than_the_architecture(tmp_path: Path) -> None:
+    bucket = Bucket(context_length=65, horizon=8, batch_size=4)
+    recipe = tiny_recipe("chronos-bolt", stages=(Stage(steps=1, buckets=(bucket,)),))
+    with pytest.raises(RecipeError, match=r"context_length is 65, .* of the architecture 64"):
+        pretrain(recipe, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.skipif(not hasattr(os, "getuid") or os.getuid() == 0, reason="root may write there")
+def test_the_parent_of_an_output_may_be_read_only(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    tmp_path.chmod(0o555)
+    try:
+        assert pretrain(short("chronos-bolt", steps=1), tmp_path / "run") is not None
+    finally:
+        tmp_path.chmod(0o755)
+
+
 def test_batches_depend_on_the_step_only() -> None:
     recipe = short("chronos-bolt")
     corpora = stage_corpora(recipe)
@@ -689,6 +714,39 @@ def test_a_checkpoint_of_before_a_key_was_there_resumes() -> None:
     assert whole(begun | {"gone": 1}) == begun | {"gone": 1}
 
 
+def test_a_training_is_not_replaced_unasked(command: Command, tmp_path: Path) -> None:
+    recipe, output = short("chronos-bolt", steps=1), tmp_path / "run"
+    pretrain(recipe, output)
+    before = {path: path.read_bytes() for path in output.rglob("*") if path.is_file()}
+    said = r"holds the state of a training; resume it with --resume .*--force \(force=True\)"
+    with pytest.raises(OutputExistsError, match=said):
+        pretrain(recipe, output)
+    file = tmp_path / "recipe.yaml"
+    file.write_text(recipe.model_dump_json())  # JSON is YAML
+    outcome = command("pretrain", file, "--output", output)
+    assert outcome.code == 2
+    assert "resume it with --resume" in outcome.err
+    (output / "checkpoint" / "state.safetensors").unlink()
+    with pytest.raises(OutputExistsError, match="exists already"):
+        pretrain(recipe, output)
+    del before[output / "checkpoint" / "state.safetensors"]
+    assert {path: path.read_bytes() for path in output.rglob("*") if path.is_file()} == before
+
+
+def test_two_trainings_to_one_output_exclude_each_other(tmp_path: Path) -> None:
+    recipe, output = short("chronos-bolt", steps=2), tmp_path / "run"
+
+    def start_another(progress: Progress) -> None:
+        with (
+            pytest.raises(OutputExistsError, match="another process writes to"),
+            claimed([output / "log.jsonl"]),
+        ):
+            pytest.fail("two have it")
+
+    assert pretrain(recipe, output, report=start_another, log_every=1) is not None
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
 def test_a_fresh_start_leaves_no_older_checkpoint(tmp_path: Path) -> None:
     recipe = short("chronos-bolt")
     pretrain(recipe, tmp_path)
@@ -697,7 +755,7 @@ def test_a_fresh_start_leaves_no_older_checkpoint(tmp_path: Path) -> None:
         raise SystemExit
 
     with pytest.raises(SystemExit):
-        pretrain(recipe, tmp_path, report=die, log_every=1)
+        pretrain(recipe, tmp_path, force=True, report=die, log_every=1)
     with pytest.raises(RecipeError, match="no checkpoint"):
         pretrain(recipe, tmp_path, resume=True)
 
@@ -712,7 +770,7 @@ def test_half_written_states_of_a_killed_run_make_way(tmp_path: Path, log: str) 
         (tmp_path / "log.jsonl").write_text("")
     else:
         unfinished.with_name("state.safetensors").write_bytes(b"half")
-    pretrain(recipe, tmp_path)
+    pretrain(recipe, tmp_path, force=True)
     assert not unfinished.exists()
 
 

@@ -90,7 +90,7 @@ def test_rows_of_an_earlier_run_go(tmp_path: Path) -> None:
     RankWatch(adapter_of("chronos-bolt").describe(build_model(watched)), tmp_path).start(2)
     assert {row["step"] for row in read_ranks(ranks)} == {0, 1, 2}
     assert read_ranks(ranks) == [row for row in rows if row["step"] <= 2]
-    pretrain(tiny_recipe("chronos-bolt"), tmp_path)
+    pretrain(tiny_recipe("chronos-bolt"), tmp_path, force=True)
     assert not ranks.exists()
 
 

@@ -36,6 +36,8 @@ import tscompress
 from tscompress.checkpoints.load import LoadedModel, cast_parameters_, load
 from tscompress.compression.calibration import CalibrationConfig
 from tscompress.data.batch import ForecastBatch
+from tscompress.data.fingerprints import fingerprints
+from tscompress.data.leakage import guarded
 from tscompress.data.reading.format import GivenSeries
 from tscompress.data.series import read_series
 from tscompress.data.suites import load_suite
@@ -82,6 +84,7 @@ from tscompress.training.recovery_state import (
 )
 from tscompress.training.windows import Bucket
 from tscompress.workflows.recipe import Recipe, load_recipe, load_recovery_config
+from tscompress.workflows.recover import recover_checkpoint
 from tscompress.workflows.save import CompressedModel, save
 from tscompress.workflows.unfinished import check_recovery_directory, finish_recovery
 
@@ -1031,6 +1034,19 @@ def test_a_run_on_other_series_is_not_resumed(
         recover_(*bolt(), config, series=other, directory=run, resume=True)
 
 
+def test_a_run_on_series_that_are_scored_by_now_does_not_resume(
+    bolt: Callable[[], Any], tmp_path: Path
+) -> None:
+    config = short(steps=1, real_series=("aus_production",))
+    recover_(*bolt(), config, directory=tmp_path)
+    assert can_resume(*bolt(), config, tmp_path, None)
+    beer, *_ = training_series(["aus_production"])
+    with guarded([fingerprints([beer])]):
+        assert not can_resume(*bolt(), config, tmp_path, None)
+        with pytest.raises(RecipeError, match="is of a run with other series of a wheel"):
+            recover_(*bolt(), config, directory=tmp_path, resume=True)
+
+
 def test_series_of_a_generator_are_trained_on_beside_a_directory(
     bolt: Callable[[], Any], tmp_path: Path
 ) -> None:
@@ -1623,9 +1639,6 @@ def test_the_command(
     ran = command(*arguments, "--force", "--synthetic-share", "3")
     assert ran.code == 2
     assert "synthetic_share" in ran.err
-    ran = command(*arguments, "--force", "--synthetic-share", "0")
-    assert ran.code == 2
-    assert "give series with it" in ran.err
     ran = command(*arguments, "--force", "--hidden-weight", "1")
     assert ran.code == 2
     assert "hidden_weight was removed" in ran.err
@@ -1637,6 +1650,32 @@ def test_the_reference_recovers() -> None:
     recovered = tscompress.recover(small, "reference/bolt", RecoveryConfig(steps=60))
     assert recovered.recovery is not None
     assert recovered.recovery.after < recovered.recovery.before
+
+
+def test_a_synthetic_share_needs_series_beside_it(
+    students: dict[str, Path], checkpoints: dict[str, Path], tmp_path: Path
+) -> None:
+    """Chronos-Bolt has those of a wheel without any given; a T5's are in its corpus."""
+    config = short(steps=1, synthetic_share=0.3, real_series=None)
+    arguments = [str(checkpoints["chronos-t5"]), tmp_path / "out", config]
+    with pytest.raises(UsageError, match=r"synthetic_share is 0.3, .* a chronos-t5 draws real"):
+        recover_checkpoint(str(students["chronos-t5"]), *arguments)
+    arguments = [str(checkpoints["chronos-bolt"]), tmp_path / "out", config]
+    assert recover_checkpoint(str(students["chronos-bolt"]), *arguments).finished
+
+
+def test_the_state_of_a_recovery_is_not_replaced_unasked(
+    students: dict[str, Path], checkpoints: dict[str, Path], tmp_path: Path
+) -> None:
+    models, config = (students["chronos-bolt"], checkpoints["chronos-bolt"]), short(steps=1)
+    tscompress.recover(*models, config, directory=tmp_path)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with pytest.raises(OutputExistsError, match=r"resume it with --resume \(resume=True\)"):
+        tscompress.recover(*models, short(steps=2), directory=tmp_path)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    again = tscompress.recover(*models, short(steps=2), directory=tmp_path, force=True)
+    assert again.recovery is not None
+    assert again.recovery.steps == 2
 
 
 @pytest.mark.gpu

@@ -1,4 +1,4 @@
-"""What a later stage would refuse of a model without group attention."""
+"""What a later stage would refuse, or would not read."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tscompress.benchmark.workload import Workload
 from tscompress.checkpoints.load import load
 from tscompress.compression.fold_config import FoldConfig
 from tscompress.errors import RecipeError, UsageError
-from tscompress.workflows.early_checks import check_measurements
+from tscompress.workflows.early_checks import check_measurements, check_sources_are_read
 from tscompress.workflows.recipe import EvaluationConfig, Recipe
 
 BENCH = Workload(batch_size=2, context_length=32, horizon=4, cross_learning=True)
@@ -53,6 +54,9 @@ def test_a_device_of_the_bench_that_is_not_the_commands_is_refused(
     )
     with pytest.raises(RecipeError, match=r"bench: device: 'cuda'.* give --device cuda"):
         check_measurements(recipe, loaded, "cpu")
+    if not torch.cuda.is_available():  # else it may well be measured there
+        with pytest.raises(UsageError, match="finds no CUDA"):
+            check_measurements(recipe, loaded, "cuda:1")
 
 
 def test_a_univariate_fold_is_not_scored_with_covariates(checkpoints: dict[str, Path]) -> None:
@@ -63,3 +67,48 @@ def test_a_univariate_fold_is_not_scored_with_covariates(checkpoints: dict[str, 
         check_measurements(univariate(checkpoints["chronos-2"], evaluation=scores), loaded, "cpu")
     alone = scores.model_copy(update={"as_univariate": True})
     check_measurements(univariate(checkpoints["chronos-2"], evaluation=alone), loaded, "cpu")
+
+
+NOTATION = {"series": {"id_column": "shop", "hold_out": 24}}
+FILE = {"calibration": {"source": "sales.csv"}}
+
+
+def of(**fields: Any) -> Recipe:
+    return Recipe.model_validate({"model": "reference/bolt", "output": "out", **fields})
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (NOTATION, "^series says how files .* names no file; .* or leave series out"),
+        (NOTATION | {"evaluation": {"suite": "offline-frequencies"}}, "names no file"),
+        (
+            FILE | {"method": "svd", "profile": None},
+            "^calibration: source: 'sales.csv', and svd reads no series; leave it out",
+        ),
+        (
+            FILE | {"model": "reference/chronos2", "fold": {"univariate": True}, "profile": None},
+            "this fold reads no series",
+        ),
+    ],
+)
+def test_a_file_or_its_notation_that_no_stage_reads_is_refused(
+    fields: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(RecipeError, match=message):
+        check_sources_are_read(of(**fields))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        FILE,
+        FILE | NOTATION,
+        FILE | {"method": "svd"},  # its profile reads it
+        NOTATION | {"recover": {"steps": 1, "series": ["sales.csv"]}},
+        NOTATION | {"evaluation": {"suite": "sales.csv", "long_format": {"horizon": 8}}},
+    ],
+)
+def test_files_that_a_stage_reads_pass(fields: dict[str, Any]) -> None:
+    check_sources_are_read(of(**fields))

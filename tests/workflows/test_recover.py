@@ -337,7 +337,9 @@ def test_a_recovery_that_ends_while_another_loads_is_not_replaced(
         else:
             recover_checkpoint(str(student), teacher, output, config)
 
-    with pytest.raises(OutputExistsError, match="did not finish" if stopped else "small' exists"):
+    with pytest.raises(
+        OutputExistsError, match="holds the state of a recovery" if stopped else "small' exists"
+    ):
         recover_checkpoint(
             str(student), teacher, output, config, on_memory=end,
             report=lambda _: pytest.fail("it trained"),

@@ -42,6 +42,7 @@ from tscompress.reports.write import (
 )
 from tscompress.training import recovery_batches
 from tscompress.training.pretrain_model import build_model
+from tscompress.training.pretraining import pretrain
 from tscompress.training.recovery_config import RecoveryConfig
 from tscompress.training.windows import Bucket
 from tscompress.workflows import run as running
@@ -121,6 +122,31 @@ def test_the_walk_leaves_a_checkpoint_scores_and_a_page(
     numbers = json.loads((page.parent / "report.json").read_text())
     assert numbers["relative"]["WQL"] > 0
     assert numbers["attention_parameter_ratio"] == result.plan.attention_parameter_ratio
+    assert report_tables(result, recipe)
+
+
+def test_a_seasonal_naive_without_error_keeps_no_checkpoint_from_its_page(
+    checkpoints: dict[str, Path], tmp_path: Path
+) -> None:
+    """A price that stays, which the season before forecasts exactly: no ratio to that."""
+    days = pd.date_range("2024-01-01", periods=60)
+    values = np.r_[np.random.default_rng(0).normal(50, 9, 46).round(2), np.full(14, 20)]
+    file = tmp_path / "prices.csv"
+    pd.DataFrame({"day": days, "price": values}).to_csv(file, index=False)
+    columns = {"time_column": "day", "target_column": "price"}
+    form = LongFormat.model_validate({"horizon": 7, **columns})
+    scored = EvaluationConfig(suite=str(file), long_format=form)
+    recipe = small_recipe(
+        checkpoints["chronos-bolt"], tmp_path / "out", profile=None, bench=None, evaluation=scored
+    )
+    result = run(recipe)
+    assert result.baseline is not None
+    assert result.baseline.rows[0].WQL == 0
+    page = write_report(result, recipe)
+    assert "seasonal naive the compressed model" not in page.read_text()
+    record = json.loads((page.parent / "report.json").read_text())
+    assert record["relative_to_seasonal_naive"] is None
+    assert record["relative"]["WQL"] > 0
     assert report_tables(result, recipe)
 
 
@@ -359,6 +385,16 @@ def test_real_series_of_wheels_are_left_out_where_they_are_scored_on(
         ({"evaluation": EvaluationConfig(cross_learning=True)}, "alone"),
         ({"evaluation": EvaluationConfig(suite="covariates")}, "covariates"),
         ({"recover": RecoveryConfig(steps=1, series=("gone.csv",))}, "gone.csv"),
+        ({"probe": ProbeConfig(num_samples=3)}, "not samples; leave num_samples out"),
+        ({"evaluation": EvaluationConfig(suite="zero-shot", root="gone")}, "no Parquet files in"),
+        ({"evaluation": EvaluationConfig(suite="covariates", root="gone")}, "give no root"),
+        ({"fold": FoldConfig(frequencies="free")}, "a chronos-bolt has none; leave it out"),
+        ({"method": "svd", "fold": FoldConfig(refit="none")}, "svd reads none; leave fold out"),
+        ({"recover": RecoveryConfig(steps=1, accumulate=5)}, "does not divide into 1 process"),
+        (
+            {"latent": 3, "schedule": None, "recover": RecoveryConfig(steps=1, watch_ranks=True)},
+            "leave watch_ranks out",
+        ),
     ],
 )
 def test_refusals_of_later_stages_come_first(
@@ -369,6 +405,18 @@ def test_refusals_of_later_stages_come_first(
     with pytest.raises(TscompressError, match=text):
         run(recipe)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_model_of_other_quantiles_is_refused_before_it_is_compressed(
+    tmp_path: Path, forbid: Forbid
+) -> None:
+    forbid("tscompress.workflows.run.profile")
+    recipe = tiny_recipe("chronos-bolt")
+    few = recipe.architecture.model_copy(update={"quantiles": (0.1, 0.5, 0.9)})
+    model = pretrain(recipe.model_copy(update={"architecture": few}), tmp_path / "few")
+    assert model is not None
+    with pytest.raises(TscompressError, match=r"quantiles 0.1, 0.5, 0.9; scores are of 0.1, 0.2"):
+        run(small_recipe(model, tmp_path / "out"))
 
 
 @pytest.mark.parametrize("crash", [RuntimeError, KeyboardInterrupt])

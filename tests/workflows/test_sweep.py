@@ -29,6 +29,7 @@ from tscompress.benchmark.process_memory import MemoryUse
 from tscompress.benchmark.sizes import bytes_on_disk, parameter_count
 from tscompress.checkpoints.load import load
 from tscompress.cli import app as cli
+from tscompress.compression.fold_config import FoldConfig
 from tscompress.errors import (
     DataError,
     FactorizationError,
@@ -42,6 +43,7 @@ from tscompress.io.own_outputs import is_own_file
 from tscompress.workflows import measure_point as measuring
 from tscompress.workflows import sweep as sweeping
 from tscompress.workflows import sweep_points
+from tscompress.workflows.early_checks import check_sources_are_read
 from tscompress.workflows.measure_point import Measured
 from tscompress.workflows.recipe import EvaluationConfig
 from tscompress.workflows.sweep import sweep
@@ -103,6 +105,20 @@ def test_points_are_all_combinations() -> None:
         "fold, d_kv 2, d_ff 50%",
         "svd, rank 3",
     ]
+
+
+def test_recipes_of_points_can_be_run_alone() -> None:
+    """Files that some points read are not named by others; settings of folding are of folds."""
+    found = recipe(
+        fold={"refit": "none"},
+        calibration={"source": "sales.csv"},
+        series={"id_column": "shop"},
+        grid=[{"rank": [4]}, {"method": "svd", "rank": [3]}],
+    )
+    for point in points_of(found):
+        check_sources_are_read(point.recipe)
+        assert (point.recipe.fold == FoldConfig()) == (point.recipe.method == "svd")
+        assert (point.recipe.calibration.source == "sales.csv") == (point.recipe.method == "fold")
 
 
 def test_unchanged_combination_is_left_out() -> None:
@@ -192,6 +208,10 @@ def test_refused_combinations_are_named(grid: list[Any], match: str) -> None:
         ({"keep": "some"}, "keep"),
         ({"recover": {"minutes": 5}}, "give recover_steps in grid"),
         ({"recover": {"steps": 5}}, "give recover_steps in grid"),
+        (
+            {"grid": [{"rank": [4]}], "recover": {"series": ["sales.csv"]}},
+            "none in grid has any; give these, or leave the series out",
+        ),
     ],
 )
 def test_invalid_sweep_recipes_are_refused(
@@ -775,6 +795,14 @@ def test_common_errors_of_points_are_refused_first(
             {"grid": [{"rank": [4], "recover_steps": [1]}], "recover": {"series": ["gone.csv"]}},
             "gone.csv",
         ),
+        (
+            {
+                "grid": [{"rank": [2]}, {"rank": [4], "recover_steps": [1]}],
+                "recover": {"accumulate": 5},
+            },
+            "grid: fold, d_kv 4, 1 steps: a batch of .* does not divide",
+        ),
+        ({"fold": {"frequencies": "free"}}, "grid: fold, d_kv 4: frequencies: free"),
     ):
         with pytest.raises(TscompressError, match=match):
             sweep(recipe(model, output, **changes))

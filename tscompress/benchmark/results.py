@@ -17,6 +17,7 @@ _MEBI = 2**20
 
 # Fewer rounds than this carry no information about the tails of a 95% interval.
 _MIN_ROUNDS_FOR_INTERVAL = 5
+_RESAMPLES = 2000
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ class ModelBench:
 
     @property
     def peak_memory_bytes(self) -> int | None:
-        """Weights and the working memory of one forecast."""
+        """Weights and working memory of one forecast; of loading if that took more, on a CPU."""
         if self.memory is None:
             return None
         return self.memory.peak_bytes - self.memory.before_load_bytes
@@ -193,21 +194,16 @@ class BenchResult:
 
 
 def ratio_interval(
-    baseline_ms: Sequence[float],
-    candidate_ms: Sequence[float],
-    *,
-    confidence: float = 0.95,
-    resamples: int = 2000,
+    baseline_ms: Sequence[float], candidate_ms: Sequence[float]
 ) -> tuple[float, float]:
-    """Percentile bootstrap interval of median(candidate) / median(baseline).
+    """95 % percentile bootstrap interval of median(candidate) / median(baseline).
 
     Both are ``[rounds]``; entries of the same round were timed together. Rounds are resampled
     whole, so that a slowdown of both models cancels.
     """
     rounds = np.array([baseline_ms, candidate_ms])  # [2, R]
     rng = np.random.default_rng(0)
-    drawn = rng.integers(rounds.shape[1], size=(resamples, rounds.shape[1]))
+    drawn = rng.integers(rounds.shape[1], size=(_RESAMPLES, rounds.shape[1]))
     medians = np.median(rounds[:, drawn], axis=-1)  # [2, resamples]
-    tail = 50 * (1 - confidence)
-    lower, upper = np.percentile(medians[1] / medians[0], [tail, 100 - tail])
+    lower, upper = np.percentile(medians[1] / medians[0], [2.5, 97.5])
     return float(lower), float(upper)

@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from tscompress.benchmark.workload import Workload, check_fits, forecast, settings, synthetic_batch
+from tscompress.checkpoints.integrity import weight_files
 from tscompress.errors import ModelNotFoundError
 from tscompress.families.base import Pass
 from tscompress.families.exported import ExportedModel
@@ -35,14 +36,15 @@ def parameter_bytes(model: nn.Module) -> int:
 
 
 def bytes_on_disk(directory: Path) -> int:
-    """Bytes of the ``*.safetensors`` files in a checkpoint directory, or of an exported graph.
+    """Bytes of the weights of a checkpoint directory, or of an exported graph.
 
     Raises
     ------
     ModelNotFoundError
         There is no such file.
     """
-    files = list(directory.glob(f"*{GRAPH_SUFFIX}" if is_exported(directory) else "*.safetensors"))
+    exported = is_exported(directory)
+    files = list(directory.glob(f"*{GRAPH_SUFFIX}")) if exported else weight_files(directory)
     if not files:
         raise ModelNotFoundError(
             f"{directory} holds no *.safetensors file; give a checkpoint directory."

@@ -14,7 +14,7 @@ from typing import Any
 from tscompress.errors import CorruptCheckpointError, UnsupportedModelError
 from tscompress.io.untrusted import shown
 
-_MAX_WIDTH = 2**24
+MAX_WIDTH = 2**24
 _WIDTHS = (
     "d_model", "d_kv", "d_ff", "num_heads", "vocab_size", "relative_attention_num_buckets",
     "relative_attention_max_distance", "hidden_size", "intermediate_size", "num_attention_heads",
@@ -48,7 +48,7 @@ _FORECAST_WIDTHS: dict[str, int] = {
     "context_length": _MAX_STEPS,
     "prediction_length": 2**20,
     "num_samples": 10_000,
-    "top_k": _MAX_WIDTH,
+    "top_k": MAX_WIDTH,
     "input_patch_size": 2**16,
     "input_patch_stride": 2**16,
     "output_patch_size": 2**16,
@@ -141,14 +141,14 @@ def check_config(
     """
     _check_redirections(config, source)
     for name in _WIDTHS:
-        _check_whole(config, name, _MAX_WIDTH, source)
+        _check_whole(config, name, MAX_WIDTH, source)
     for name in _LAYERS:
         if config.get(name) is not None or name == "num_layers":
             _check_whole(config, name, tensors, source)
     _check_buckets(config, source)
     for name, bounds in _NUMBERS.items():
         _check_number(config, name, bounds, source)
-    vocab_size = config.get("vocab_size", _MAX_WIDTH)
+    vocab_size = config.get("vocab_size", MAX_WIDTH)
     forecast = config.get("chronos_config")
     for settings in (config, forecast if isinstance(forecast, Mapping) else {}):
         for name in _TOKENS:

@@ -16,6 +16,7 @@ from chronos import BaseChronosPipeline
 from torch import nn
 
 from tscompress._version import __version__
+from tscompress.checkpoints.names import PLACE_KEYS
 from tscompress.data.covariates import SeriesCovariates
 from tscompress.data.evaluation_sets import EvaluationDataset
 
@@ -23,7 +24,7 @@ LIBRARIES = ("torch", "transformers", "chronos-forecasting", "gluonts", "numpy")
 PACKAGE = Path(__file__).resolve().parents[1]
 
 #: Keys of a config that do not change forecasts: its source and the versions that wrote it.
-_NOT_CONTENT = ("_name_or_path", "name_or_path", "transformers_version")
+_NOT_CONTENT = (*PLACE_KEYS, "transformers_version")
 _PLAIN = (int, float, str, bool, list, tuple, type(None))
 
 

@@ -12,9 +12,9 @@ import copy
 import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from threading import Lock, get_ident
-from types import MethodType
 from typing import Any
 
 import torch
@@ -50,7 +50,7 @@ def keep_structure_(
     """
     factored: Any = model
     factored.factored_plan, factored.factored_config = plan, dict(config)
-    factored.save_pretrained = MethodType(_save_pretrained, model)
+    factored.save_pretrained = partial(_save_pretrained, model)
     _keep_fit_(pipeline)
 
 
@@ -62,7 +62,7 @@ def name_place_(model: nn.Module, directory: Path) -> None:
 
 def _keep_fit_(pipeline: Any) -> None:
     if hasattr(type(pipeline), "fit"):
-        pipeline.fit = MethodType(_fit, pipeline)
+        pipeline.fit = partial(_fit, pipeline)
 
 
 def _save_pretrained(

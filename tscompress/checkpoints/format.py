@@ -24,6 +24,7 @@ from tscompress.checkpoints.names import (
     INDEX_FILE,
     MODEL_TYPE,
     PIPELINE_CLASS,
+    PLACE_KEYS,
     PLAN_FILE,
 )
 from tscompress.errors import CorruptCheckpointError, PlanError, UsageError
@@ -75,6 +76,9 @@ def projection_(model: nn.Module, name: str) -> nn.Linear:
     if not isinstance(module, nn.Linear):
         kind = type(module).__name__
         raise PlanError(f"the plan names {name!r}, a {kind}; only Linear layers can be factored.")
+    tables = (one for one in model.modules() if isinstance(one, nn.Embedding))
+    if any(table.weight is module.weight for table in tables):
+        raise PlanError(f"the plan names {name!r}, whose weight is the token embedding's, too.")
     return module
 
 
@@ -132,7 +136,9 @@ def write_factored(
         # they fail.
         "d_model": "in base_config",
         "base_model_type": base_config.get("model_type"),
-        "base_config": {k: v for k, v in base_config.items() if k != "model_type"},
+        "base_config": {
+            k: v for k, v in base_config.items() if k not in ("model_type", *PLACE_KEYS)
+        },
     }
     _write(model, plan, config, directory, max_shard_size)
 
@@ -164,8 +170,9 @@ def _write(
 ) -> None:
     write_weights(unique_tensors(model), directory, max_shard_size)
     plan.save(directory / PLAN_FILE)
+    content = {key: value for key, value in config.items() if key not in PLACE_KEYS}
     write_text_atomically(
-        directory / CONFIG_FILE, json.dumps(config, indent=2, sort_keys=True) + "\n"
+        directory / CONFIG_FILE, json.dumps(content, indent=2, sort_keys=True) + "\n"
     )
 
 

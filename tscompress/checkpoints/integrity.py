@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tscompress.checkpoints.config_checks import check_generation
+from tscompress.checkpoints.config_checks import MAX_WIDTH, check_generation
 from tscompress.checkpoints.format import check_stored
 from tscompress.checkpoints.names import (
     ADAPTER_FILE,
@@ -75,7 +75,7 @@ def check_generation_file(directory: Path, config: Mapping[str, Any], source: st
         settings = _json_of(directory / GENERATION_FILE, source)
     except FileNotFoundError:
         return
-    check_generation(settings, source, int(config.get("vocab_size", 0)))
+    check_generation(settings, source, int(config.get("vocab_size", MAX_WIDTH)))
 
 
 def weight_files(directory: Path) -> list[Path]:

@@ -295,6 +295,20 @@ def check_device(device: str) -> str:
     return device
 
 
+def check_double(model: nn.Module) -> None:
+    """Refuse a model on a device without float64, which moments, fits and losses are summed in.
+
+    Raises
+    ------
+    UsageError
+    """
+    device = next(model.parameters()).device
+    try:
+        torch.empty(1, dtype=torch.float64, device=device)
+    except (TypeError, RuntimeError):
+        raise UsageError(f"device {str(device)!r} has no float64; use cpu.") from None
+
+
 def _resolve_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
     if dtype is None or dtype == "stored":
         return None

@@ -69,6 +69,8 @@ Seeds = Annotated[
 NoCache = Annotated[bool, typer.Option("--no-cache", help="Do not reuse scores of earlier runs.")]
 
 _SETTINGS = ("cross_learning", "as_univariate", "sort_quantiles")
+#: Before a file of fev's tasks, as a suite's name.
+_FEV = "fev:"
 _NAIVE = "seasonal-naive"  # as evaluation.results has it, which is slow to import
 #: What a result of seasonal naive does not depend on.
 _OF_CHECKPOINTS = (
@@ -150,7 +152,7 @@ def evaluate(
         save_evaluation,
     )
 
-    if suite.startswith("fev:"):
+    if suite.startswith(_FEV):
         refuse(context, "fev's tasks define what is forecast and scored", _NOT_FOR_FEV)
         _evaluate_fev(context)
         return
@@ -309,7 +311,7 @@ def _evaluate_fev(context: typer.Context) -> None:
     from tscompress.workflows.evaluate_fev import check_summaries, evaluate_fev, save_summaries
 
     given = context.params
-    tasks = given["suite"].removeprefix("fev:")
+    tasks = given["suite"].removeprefix(_FEV)
     against = [] if given["against"] is None else [(given["against"], None)]
     models = dict.fromkeys([(given["model"], given["revision"]), *against])
     batch_size = parse_batch_size(given["batch_size"])

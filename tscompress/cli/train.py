@@ -26,7 +26,7 @@ from tscompress.cli.series_options import (
     SeriesOptions,
     with_series_options,
 )
-from tscompress.errors import OutputError, UsageError
+from tscompress.errors import OutputError
 
 WatchRanks = Annotated[
     bool,
@@ -63,7 +63,7 @@ def recover(
     files: SeriesOptions = NOTHING_SAID,
     synthetic_share: Annotated[
         float | None,
-        typer.Option(help="With --series: share of each batch that is synthetic."),
+        typer.Option(help="Share of each batch that is synthetic; of a Chronos-T5 with --series."),
     ] = None,
     optimizer: Annotated[
         str | None,
@@ -124,8 +124,6 @@ def recover(
         chosen = load_recovery_config(config)
     else:
         chosen = validate(RecoveryConfig, given, source="the options")
-    if synthetic_share is not None and not series:
-        raise UsageError("--synthetic-share is the share beside --series; give series with it.")
     main = Processes().is_main
     with training_progress(main) as report:
         result = recover_checkpoint(
@@ -184,9 +182,7 @@ def pretrain(
     """
     import torch
 
-    from tscompress.io.files import check_output
     from tscompress.io.own_outputs import RANKS_LOG
-    from tscompress.training.pretrain_output import RUN_FILES, check_pretraining_output
     from tscompress.training.pretraining import Progress as Trained
     from tscompress.training.pretraining import pretrain as train
     from tscompress.training.rank_watch import read_ranks, watch_findings
@@ -195,10 +191,6 @@ def pretrain(
     chosen = load_pretrain_recipe(recipe)
     if watch_ranks:
         chosen = chosen.model_copy(update={"watch_ranks": True})
-    inputs = recipe, chosen.embedding_from, chosen.start_from
-    if not resume:
-        check_output(output, force=force, inputs=inputs, writes=RUN_FILES, in_place=True)
-    check_pretraining_output(chosen, output, inputs)
     if threads is not None:
         torch.set_num_threads(threads)
 
@@ -211,7 +203,7 @@ def pretrain(
                     f"left {duration(progress.eta_seconds)}"
                 )
 
-    final = train(chosen, output, resume=resume, report=tell)
+    final = train(chosen, output, resume=resume, force=force, inputs=(recipe,), report=tell)
     found = watch_findings(read_ranks(output / RANKS_LOG)) if chosen.watch_ranks else []
     record = {"model": None if final is None else str(final), **({"ranks": found} if found else {})}
     show(as_json, record, _trained(final, output), *found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch import nn
@@ -58,6 +59,7 @@ def complete_fold_plan(model: nn.Module, architecture: Architecture, plan: Plan)
             raise PlanError(
                 f"the plan has {layer.name} with {key} {before[key]}; the model has {after[key]}."
             )
+    _check_drops(architecture, plan.heads)
     check_width(model, plan)
     _check_embedding(model, plan)
     heads = {head.name: head for head in plan.heads}
@@ -69,6 +71,15 @@ def complete_fold_plan(model: nn.Module, architecture: Architecture, plan: Plan)
         }
     )
     return validated(Plan, complete.model_dump(), "the plan", "its layers")
+
+
+def _check_drops(architecture: Architecture, heads: Sequence[HeadPlan]) -> None:
+    """Refuse to drop of an attention block what it does need."""
+    blocks = {block.name: block for block in architecture.attention}
+    for head in heads:
+        for key in ("single_key", "constant_query"):
+            if getattr(head, key) and not getattr(blocks[head.name], key):
+                raise PlanError(f"the plan has {head.name} with {key}, which it has not.")
 
 
 def _check_embedding(model: nn.Module, plan: Plan) -> None:

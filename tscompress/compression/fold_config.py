@@ -8,6 +8,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from tscompress.checkpoints.load import LoadedModel
+from tscompress.errors import UsageError
 from tscompress.families.registry import adapter_of_layers
 from tscompress.io.removed_options import without_removed
 from tscompress.plan.plan import DROPS
@@ -102,7 +103,18 @@ class FoldConfig(BaseModel):
         return tuple(name for name in DROPS if getattr(self, name))
 
     def resolved(self, loaded: LoadedModel) -> FoldConfig:
-        """A copy with the family's damping and this machine's precision instead of null."""
+        """A copy with the family's damping and this machine's precision instead of null.
+
+        Raises
+        ------
+        UsageError
+            Rotary frequencies shall be chosen, and the model has none.
+        """
+        if self.frequencies == "free" and not any(b.rotary for b in loaded.architecture.attention):
+            raise UsageError(
+                f"frequencies: free chooses rotary frequencies, and a {loaded.family} has none; "
+                "leave it out."
+            )
         settings: dict[str, Any] = {}
         if self.damping is None:
             settings["damping"] = adapter_of_layers(loaded.family).fold_damping

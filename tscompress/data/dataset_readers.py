@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -91,6 +92,21 @@ def check_root(config: DatasetConfig) -> None:
             f"dataset {config.name!r} has covariates, which the files below --root (root=) have "
             "not; give no root, or other datasets."
         )
+
+
+def check_source(config: DatasetConfig, root: Path | None) -> None:
+    """Refuse a dataset without files below a root, or without the package that reads it.
+
+    Raises
+    ------
+    DataError
+    """
+    if isinstance(config, FileConfig | TableConfig):
+        return
+    if root is not None:
+        _parquet_files(config, root)
+    elif not is_in_wheel(config) and importlib.util.find_spec("datasets") is None:
+        raise _no_datasets(config)
 
 
 def _windows(values: SeriesArray, config: DatasetConfig) -> Iterator[SeriesArray]:
@@ -219,10 +235,11 @@ def _hub_table(config: DatasetConfig) -> Any:
     try:
         import datasets
     except ImportError as error:
-        raise DataError(
-            f"{config.name!r} is read from the Hub with the package datasets: {INSTALL_HINT}."
-        ) from error
-    advice = f"put its Parquet files into <root>/{config.name}/ and give --root ROOT (root=)"
+        raise _no_datasets(config) from error
+    advice = (
+        f"put its Parquet files into <root>/{config.name}/ and give --root ROOT (root=; in a "
+        "recipe evaluation.root), or choose other datasets"
+    )
     try:
         split = datasets.load_dataset(config.hf_repo, config.name, split="train")
     except (datasets.exceptions.DatasetsError, RuntimeError, ValueError) as error:
@@ -239,6 +256,22 @@ def _hub_table(config: DatasetConfig) -> Any:
     return split.with_format("arrow")[:]
 
 
+def _no_datasets(config: DatasetConfig) -> DataError:
+    return DataError(
+        f"{config.name!r} is read from the Hub with the package datasets: {INSTALL_HINT}."
+    )
+
+
+def _parquet_files(config: DatasetConfig, root: Path) -> list[Path]:
+    """Those of a dataset below a root, in the order of their names; DataError: there are none."""
+    files = sorted((root / config.name).glob("*.parquet"))
+    if not files:
+        raise DataError(
+            f"dataset {config.name!r} is missing: no Parquet files in {root / config.name}."
+        )
+    return files
+
+
 def _local_table(config: DatasetConfig, root: Path) -> Any:
     """All ``<root>/<dataset>/*.parquet`` in the order of their names, as a ``pyarrow.Table``."""
     try:
@@ -246,11 +279,7 @@ def _local_table(config: DatasetConfig, root: Path) -> Any:
         import pyarrow.parquet as pq
     except ImportError as error:
         raise DataError(f"Parquet files need the package pyarrow: {INSTALL_HINT}.") from error
-    files = sorted((root / config.name).glob("*.parquet"))
-    if not files:
-        raise DataError(
-            f"dataset {config.name!r} is missing: no Parquet files in {root / config.name}."
-        )
+    files = _parquet_files(config, root)
     try:
         return pa.concat_tables([pq.read_table(file) for file in files])
     except (OSError, pa.ArrowException) as error:

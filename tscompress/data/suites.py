@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from tscompress.data.bundled import COLLECTIONS, COVARIATE_COLLECTIONS, Collection
 from tscompress.data.competitions import COMPETITION_PACKAGE, COMPETITIONS, OFFLINE_SUITE
-from tscompress.data.dataset_readers import check_root, load_dataset
+from tscompress.data.dataset_readers import check_root, check_source, load_dataset
 from tscompress.data.evaluation_sets import (
     DatasetConfig,
     EvaluationDataset,
@@ -216,6 +216,23 @@ def _find_suite_file(name_or_path: str | Path) -> Path:
         f"no suite {str(name_or_path)!r}; use {', '.join(map(repr, suites))}, or the path "
         f"of a YAML file or of a file of series (looked for {looked})."
     )
+
+
+def check_present(suite: Suite, root: str | Path | None) -> None:
+    """Refuse datasets that are surely not to be had: neither below ``root`` nor from the Hub.
+
+    Raises
+    ------
+    RecipeError
+        A dataset cannot be below a root.
+    DataError
+        One has no files there, or a package is missing that reads it.
+    """
+    directory = None if root is None else user_path(root)
+    for config in suite.datasets:
+        if directory is not None:
+            check_root(config)
+        check_source(config, directory)
 
 
 def load_suite(

@@ -31,8 +31,6 @@ from tscompress.io.files import user_path
 from tscompress.io.own_outputs import table_csv
 from tscompress.io.untrusted import UnreadableFileError, read_yaml, single_line
 
-#: Prefix of a suite's name before a file of tasks.
-PREFIX = "fev:"
 #: fev's name of the baseline.
 BASELINE = "seasonal_naive"
 SUMMARIES_FILE = "fev-summaries.csv"
@@ -190,10 +188,7 @@ def predict_task(
     """
     from datasets import Dataset, DatasetDict  # a dependency of fev
 
-    _check_levels(model, task.quantile_levels, settings)
-    if not isinstance(model, str):
-        check_settings(model, settings, batch_size)
-        check_sampling(model, batch_size, num_samples)
+    check_task(model, task, batch_size, num_samples, settings)
     # If series attend to each other, the targets of a task are forecast together.
     if not isinstance(model, str) and _forecasts_together(model, settings):
         size = DEFAULT_BATCH_SIZE if batch_size == "auto" else batch_size
@@ -221,6 +216,21 @@ def predict_task(
             DatasetDict({name: Dataset.from_list(found) for name, found in rows.items()})
         )
     return windows, seconds
+
+
+def check_task(
+    model: Model, task: Any, batch_size: BatchSize, num_samples: int | None, settings: Settings
+) -> None:
+    """Refuse a task that the model cannot forecast, with these settings.
+
+    Raises
+    ------
+    UsageError
+    """
+    _check_levels(model, task.quantile_levels, settings)
+    if not isinstance(model, str):
+        check_settings(model, settings, batch_size)
+        check_sampling(model, batch_size, num_samples)
 
 
 def scored_windows(task: Any) -> list[tuple[EvaluationDataset, int]]:

@@ -317,6 +317,20 @@ def relative(result: EvaluationResult, baseline: EvaluationResult) -> dict[str, 
     return {**means, "datasets": ratios}
 
 
+def relative_or_none(result: EvaluationResult, baseline: EvaluationResult) -> dict[str, Any] | None:
+    """:func:`relative`; None where a ratio is not finite and positive.
+
+    Raises
+    ------
+    UsageError
+        As :func:`relative`.
+    """
+    try:
+        return relative(result, baseline)
+    except DataError:
+        return None
+
+
 def _check_same_series(result: EvaluationResult, baseline: EvaluationResult) -> None:
     ours = {row.dataset: row.series_count for row in result.rows}
     theirs = {row.dataset: row.series_count for row in baseline.rows}

@@ -12,6 +12,7 @@ from typing import Any
 
 from tscompress._version import __version__
 from tscompress.checkpoints.locate import is_local_path
+from tscompress.checkpoints.names import PLACE_KEYS
 from tscompress.exporting.graph import Precision, opset_of
 from tscompress.exporting.packages import library_versions
 from tscompress.families.registry import adapter_of
@@ -84,7 +85,7 @@ def write_directory(
         **facts,
         "libraries": library_versions(),
         "python": platform.python_version(),
-        "config": dict(config),
+        "config": {key: value for key, value in config.items() if key not in PLACE_KEYS},
     }
     _write(directory, record)
 

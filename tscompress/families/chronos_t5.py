@@ -89,6 +89,14 @@ class ChronosT5(ForecastFamily):
     ) -> Mapping[str, Any]:
         loaded: Any = model
         if not has_own_head(loaded.config):
+            # Transformers 5 ties no two tensors that are both stored and differ; 4 does.
+            own = "lm_head.weight" in stored and isinstance(loaded.shared, nn.Embedding)
+            if own and loaded.lm_head.weight is not loaded.shared.weight:
+                raise UnsupportedModelError(
+                    "the checkpoint has an output head of its own, which its config.json ties to "
+                    "the token embedding; save it with tie_word_embeddings false, and the head "
+                    "times d_model ** -0.5, which only a tied head is scaled by."
+                )
             return config
         if "lm_head.weight" in stored and loaded.lm_head.weight is loaded.shared.weight:
             raise UnsupportedModelError(

@@ -27,11 +27,16 @@ def describe_t5(family: str, model: nn.Module, *, single_token: bool = False) ->
     Raises
     ------
     UnsupportedModelError
-        Its cross-attention reads a latent already.
+        Its cross-attention reads a latent already, or its stacks are within another module.
     """
     attention: list[AttentionBlock] = []
     feed_forward: list[FeedForward] = []
-    encoder_layers = len(stack_layers(model)["encoder"])
+    stacks = stack_layers(model)
+    if "encoder" not in stacks:
+        raise UnsupportedModelError(
+            f"a {type(model).__name__} is not supported; give the model that it is built on."
+        )
+    encoder_layers = len(stacks["encoder"])
     for sublayer in sublayers(model):
         if hasattr(sublayer.module, "DenseReluDense"):
             feed_forward.append(_feed_forward(sublayer))

@@ -54,6 +54,7 @@ from tscompress.io.files import user_path, write_text_atomically
 from tscompress.io.hashing import sha256_of
 from tscompress.io.network import bounded_requests, network_errors
 from tscompress.io.own_outputs import is_marked, mark_of
+from tscompress.io.text import plain
 from tscompress.io.untrusted import UnreadableFileError, regular_file, single_line
 
 CARD_FILE = "README.md"
@@ -149,11 +150,22 @@ def card_of(
     scores: ScoresOrFile = None,
     bench: BenchOrFile = None,
     licence: Mapping[str, str] | None = None,
+    inherited: bool = False,
     onnx: OnnxFacts | None = None,
+    revision: str | None = None,
 ) -> ModelCard:
-    """:func:`make_card` of a checkpoint whose records were read, and of its exported files."""
+    """:func:`make_card` of a checkpoint whose records were read, and of its exported files.
+
+    Parameters
+    ----------
+    inherited
+        Whether ``licence`` is that of the original.
+    revision
+        The branch of the repository that it is on; None: the main one.
+    """
     scores, bench = measured_of(checkpoint, scores, bench)
-    licence = licence if licence is not None else licence_of(checkpoint)
+    if licence is None:
+        licence, inherited = licence_of(checkpoint), True
     name = repo_id or checkpoint.directory.resolve().name
     costs = None if bench is None else parse_bench(bench, "the bench")
     if scores is not None:
@@ -187,6 +199,8 @@ def card_of(
         "compared": "" if onnx is None else adapter_of(checkpoint.family).compared_values,
         "onnx_folder": ONNX_FOLDER,
         "licence": licence.get("license_name") or licence.get("license"),
+        "inherited": inherited,
+        "revision": revision,
         "recipe": _shown_recipe(checkpoint),
         "bare": lambda source: bare_name(source) if is_local_path(source) else source,
         "metrics": METRICS,
@@ -355,6 +369,7 @@ def _template() -> jinja2.Template:
         trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined,
         keep_trailing_newline=True,
     )  # fmt: skip
+    environment.filters["plain"] = plain
     text = files("tscompress").joinpath("hub/templates/card.md.j2").read_text(encoding="utf-8")
     return environment.from_string(text)
 

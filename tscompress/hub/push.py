@@ -35,7 +35,7 @@ from tscompress.hub.contents import (
 from tscompress.hub.earlier_files import WOULD_REMOVE
 from tscompress.hub.onnx_files import onnx_files
 from tscompress.hub.origin import CheckpointRecord, read_checkpoint_record
-from tscompress.hub.upload import Upload, check_token
+from tscompress.hub.upload import Upload, check_token, with_owner
 from tscompress.io.arguments import check_type
 from tscompress.io.files import user_path, write_text_atomically
 from tscompress.io.network import (
@@ -172,6 +172,11 @@ def push(
     licence = licence_of(checkpoint, fetch=not dry_run)
     if not licence:
         notes.append(_without_licence(checkpoint))
+    if "/" not in repo_id and not dry_run:  # the card says from where it is loaded
+        check_token()
+        repo_id = with_owner(repo_id, timeout_seconds)
+    elif "/" not in repo_id:
+        notes.append(f"the card names {repo_id!r} alone; a push adds the owner of the token")
     card = card_by_hand(directory / CARD_FILE, force=force)
     by_hand = card is not None
     if card is None:
@@ -183,6 +188,8 @@ def push(
                 scores=scores,
                 bench=bench,
                 licence=licence,
+                inherited=True,
+                revision=branch,
                 onnx=None if exported is None else exported.facts,
             )
         )

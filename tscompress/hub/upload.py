@@ -44,6 +44,18 @@ def check_token() -> None:
         )
 
 
+def with_owner(name: str, timeout_seconds: float) -> str:
+    """``owner/name`` of a repository below the token's owner.
+
+    Raises
+    ------
+    HubError
+    """
+    push = Push(name, create_pr=False, timeout_seconds=timeout_seconds)
+    with bounded_requests(timeout_seconds), push_errors_in_words("looking for the owner", push):
+        return f"{with_retries(HfApi(library_name='tscompress').whoami)['name']}/{name}"
+
+
 class Uploaded(NamedTuple):
     """The full id of the repository, the commit, the files that it removed, and notes."""
 

@@ -18,11 +18,10 @@ from urllib.parse import urlsplit
 
 from tscompress.errors import DownloadError
 from tscompress.io.files import cache_directory
-from tscompress.io.network import with_retries
+from tscompress.io.network import PASSING_STATUS, with_retries
 
 _TIMEOUT_SECONDS = 30.0
 _BLOCK_BYTES = 2**20
-_PASSING_STATUS = (408, 429, 500, 502, 503, 504)
 
 
 def fetched(url: str, integrity: str, *, limit_bytes: int, instead: str) -> bytes:
@@ -98,7 +97,7 @@ def _read(url: str, limit_bytes: int, instead: str) -> bytes:
 
 def _is_passing(error: BaseException) -> bool:
     if isinstance(error, urllib.error.HTTPError):
-        return error.code in _PASSING_STATUS
+        return error.code in PASSING_STATUS
     return isinstance(error, (ConnectionResetError, HTTPException))
 
 

@@ -29,7 +29,7 @@ FIRST_WAIT_SECONDS = 1.0
 LONGEST_WAIT_SECONDS = 60.0
 MAX_BRANCH_BYTES = 250  # git keeps it as the name of a file, with .lock behind it for a moment
 _MOST_CONFLICTS = 10
-_PASSING_STATUS = (408, 429, 500, 502, 503, 504)
+PASSING_STATUS = (408, 429, 500, 502, 503, 504)
 
 
 def check_endpoint() -> None:
@@ -197,7 +197,6 @@ def with_retries(
     *,
     before: Callable[[], None] = lambda: None,
     retry_on: Callable[[BaseException], bool] | None = None,
-    attempts: int = ATTEMPTS,
 ) -> T:
     """``call()``, repeated where the failure is of the passing kind; the last error is raised.
 
@@ -205,7 +204,7 @@ def with_retries(
     attempt; it retries by itself, so its errors end it all.
     """
     may_retry = retry_on or is_passing
-    for attempt in range(1, attempts):
+    for attempt in range(1, ATTEMPTS):
         before()
         try:
             return call()
@@ -224,7 +223,7 @@ def is_passing(error: BaseException) -> bool:
     """Whether the same request may well succeed a moment later."""
     status = status_of(error)
     if status is not None:
-        return status in _PASSING_STATUS
+        return status in PASSING_STATUS
     return is_cut(error) or any(isinstance(e, json.JSONDecodeError) for e in chain(error))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 
 
@@ -16,6 +17,11 @@ def interval_text(low: float | None, high: float | None, digits: int) -> str:
 def ratio_text(ratio: float, low: float | None, high: float | None, digits: int) -> str:
     """``1.002 (0.998–1.005)``, or the ratio alone where the interval is not known."""
     return f"{ratio:.{digits}f} {interval_text(low, high, digits)}".rstrip()
+
+
+def plain(text: str) -> str:
+    """Text of others for Markdown: nothing in it is markup, a link or a new cell."""
+    return re.sub(r"([\\`*_\[\]<>|&])", r"\\\1", " ".join(text.split()))
 
 
 def counted(count: int, noun: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 import torch
@@ -15,12 +14,6 @@ from tscompress.layers.sized_attention import bare, empty_linear
 
 #: Names of the key-value cache in ``forward``: in transformers since 5.24, since 4.56, and before.
 CACHE_NAMES = ("cache", "past_key_values", "past_key_value")
-
-
-def cache_name(module: nn.Module) -> str:
-    """Name of the key-value cache in the arguments of ``module.forward``."""
-    known = inspect.signature(module.forward).parameters
-    return next(name for name in CACHE_NAMES if name in known)
 
 
 class LatentCrossAttention(T5Attention):  # type: ignore[misc]

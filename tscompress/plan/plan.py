@@ -232,7 +232,7 @@ class Plan(BaseModel):
 
     def diff(self, other: Plan) -> list[str]:
         """One line for each layer that differs, ``name: old -> new``."""
-        ours, theirs = ({p.name: sizes_text(p) for p in plan.layers} for plan in (self, other))
+        ours, theirs = ({p.name: _diff_text(p) for p in plan.layers} for plan in (self, other))
         lines = []
         if self.kept_layers != other.kept_layers:
             old, new = (_layers_text(plan.kept_layers) for plan in (self, other))
@@ -389,3 +389,12 @@ def _found_text(found: Mapping[str, float]) -> str:
         elif name != "predicted_loss":
             costs.append(f"{name} {ratio:.3f}")
     return "; ".join(filter(None, [", ".join(measured), f"of the original's {', '.join(costs)}"]))
+
+
+def _diff_text(layer: PlannedLayer) -> str:
+    """Sizes of a layer, and its rotary frequencies where no stock config has them."""
+    text = sizes_text(layer)
+    if isinstance(layer, HeadPlan) and layer.frequencies is not None:
+        stock = stock_frequencies(layer.head_size, layer.qk_size)
+        text += "" if layer.frequencies == stock else f", frequencies {layer.frequencies}"
+    return text

@@ -146,6 +146,7 @@ def profile(
         savings=_savings(weights, tolerances, parameters, loaded.stored_dtype.itemsize),
         power_laws=_power_laws(weights, tolerances),
         head_angles=_head_angles(loaded),
+        compressed=loaded.plan is not None,
     )
 
 

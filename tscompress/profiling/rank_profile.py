@@ -199,6 +199,8 @@ class RankProfile(Result):
         Empty if the model was not run, for ``inputs_reason``.
     head_angles
         Of W_Q of the first block; None with one head, and in files of before.
+    compressed
+        Whether the model has layers of tscompress, which ``compress`` refuses.
     """
 
     kind: ClassVar[str] = "a rank profile"
@@ -221,6 +223,7 @@ class RankProfile(Result):
     savings: tuple[Saving, ...]
     power_laws: tuple[PowerLawFit, ...]
     head_angles: HeadAngles | None = None
+    compressed: bool = False
 
     def __repr__(self) -> str:
         epsilon = self.epsilons[self.middle]
@@ -268,8 +271,7 @@ class RankProfile(Result):
             *_input_findings(self),
             *_folding_findings(self),
             *_rounding_findings(self),
-            "Ranks show what is kept, not what a cut costs: tscompress sensitivity measures that "
-            "for each part, tscompress evaluate for the whole.",
+            _cost_finding(self),
         ]
 
 
@@ -401,6 +403,8 @@ def _folding_findings(profile: RankProfile) -> list[str]:
     """What folding could do with the ranks, as options of ``compress``."""
     if profile.family not in FORECAST_FAMILIES:
         return []
+    if profile.compressed:
+        return ["The model is compressed already: other sizes are folded from its original."]
     at = profile.middle
     epsilon = f"ε = {profile.epsilons[at]:g}"
     lines = []
@@ -429,6 +433,16 @@ def _folding_findings(profile: RankProfile) -> list[str]:
         "Ranks do not show how many feed-forward units folding could leave out (--ff-ratio)."
     )
     return lines
+
+
+def _cost_finding(profile: RankProfile) -> str:
+    said = "Ranks show what is kept, not what a cut costs"
+    if profile.compressed or profile.family not in FORECAST_FAMILIES:
+        return f"{said}."
+    return (
+        f"{said}: tscompress sensitivity measures that for each part, tscompress evaluate for the "
+        "whole."
+    )
 
 
 def _rounding_findings(profile: RankProfile) -> list[str]:

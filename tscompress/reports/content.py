@@ -19,7 +19,7 @@ from tscompress.evaluation.results import (
     MEASURES,
     METRICS,
     EvaluationResult,
-    relative,
+    relative_or_none,
     series_text,
 )
 from tscompress.io.text import numbered, percent
@@ -143,7 +143,7 @@ def make_report(result: RunResult, recipe: Recipe, others: Sequence[str | Path] 
     if result.original is not None and result.compressed is not None:
         comparison = compare_results([result.original, result.compressed])
     if result.compressed is not None and result.baseline is not None:
-        naive = relative(result.compressed, result.baseline)
+        naive = relative_or_none(result.compressed, result.baseline)
     costs = tuple(cost_rows(result.bench))
     graph = exported_comparison(result)
     return Report(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import jinja2
 
 from tscompress.benchmark.tables import bench_table
 from tscompress.evaluation.comparison import Ratio
+from tscompress.evaluation.results import relative_or_none
 from tscompress.evaluation.tables import evaluation_table
 from tscompress.io.files import (
     check_file,
@@ -18,7 +18,7 @@ from tscompress.io.files import (
     write_text_atomically,
 )
 from tscompress.io.own_outputs import mark_of
-from tscompress.io.text import ratio_text
+from tscompress.io.text import plain, ratio_text
 from tscompress.plotting import ComparisonRow, comparison_figure, save_figure
 from tscompress.probing.responses import pair_text
 from tscompress.probing.tables import kept_interval, kept_text, probe_tables
@@ -133,7 +133,7 @@ def write_markdown(report: Report) -> Path:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters |= {"plain": _plain, "ratio": _ratio, "kept": kept_text}
+    environment.filters |= {"plain": plain, "ratio": _ratio, "kept": kept_text}
     environment.filters |= {"pair": pair_text, "share": kept_interval}
     probes = report.result.probes
     verdict, meanings = texts(report)
@@ -156,11 +156,6 @@ def _covariate_rows(report: Report) -> list[CovariateRow]:
     if report.result.probes is None or report.probe is None:
         return []
     return covariate_rows(*report.result.probes, report.probe)
-
-
-def _plain(text: str) -> str:
-    """Names are other people's text: nothing in them is markup, a link or a new cell."""
-    return re.sub(r"([\\`*_\[\]<>|&])", r"\\\1", " ".join(text.split()))
 
 
 def _ratio(ratio: Ratio) -> str:
@@ -196,7 +191,10 @@ def report_tables(result: RunResult, recipe: Recipe) -> list[Any]:
     if result.profile is not None:
         shown += [*profile_table(result.profile), "\n".join(result.profile.findings())]
     if result.compressed is not None:
-        shown.append(evaluation_table(result.compressed, result.original, result.baseline))
+        baseline = result.baseline
+        if baseline is not None and relative_or_none(result.compressed, baseline) is None:
+            baseline = None  # without error itself
+        shown.append(evaluation_table(result.compressed, result.original, baseline))
     if line := exported_line(result):
         shown.append(line)
     if result.probes is not None:

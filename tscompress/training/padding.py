@@ -34,8 +34,7 @@ def without_padding(batch: ForecastBatch, steps_per_position: int | None) -> lis
     if steps_per_position is None:
         return [batch]
     length = batch.context.shape[1]
-    positions = -(-length // steps_per_position)
-    needed = _needed(batch, positions, steps_per_position)  # [B]
+    needed = _needed(batch, steps_per_position)  # [B]
     order = needed.argsort(stable=True)
     parts = []
     for rows in _split(needed[order], order):
@@ -45,7 +44,7 @@ def without_padding(batch: ForecastBatch, steps_per_position: int | None) -> lis
     return parts
 
 
-def _needed(batch: ForecastBatch, positions: int, steps_per_position: int) -> Tensor:
+def _needed(batch: ForecastBatch, steps_per_position: int) -> Tensor:
     """Positions from the first observed step of each row's group to the last, ``[B]``."""
     observed = torch.isfinite(batch.context)
     length = observed.shape[1]

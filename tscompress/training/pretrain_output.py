@@ -18,6 +18,7 @@ from tscompress.checkpoints.locate import is_reference
 from tscompress.checkpoints.names import CONFIG_FILE
 from tscompress.checkpoints.provenance import write_provenance
 from tscompress.compression.verify import verify
+from tscompress.errors import OutputExistsError
 from tscompress.families.registry import adapter_of_model
 from tscompress.io.files import (
     check_file,
@@ -29,7 +30,7 @@ from tscompress.io.files import (
 from tscompress.io.network import is_repo_id
 from tscompress.io.own_outputs import RANKS_LOG, TRAINING_DIRECTORY, TRAINING_LOG
 from tscompress.plan.plan import Plan
-from tscompress.training.checkpoint import STATE_FILES
+from tscompress.training.checkpoint import STATE_FILE, STATE_FILES
 from tscompress.training.pretrain_recipe import PRETRAIN_FILE, PretrainRecipe
 
 #: Directory of the model, log, and directory of the training state, in that of a run.
@@ -39,11 +40,17 @@ RUN_FILES = (LOG_FILE, RANKS_LOG, *(f"{CHECKPOINT}/{name}" for name in STATE_FIL
 
 
 def check_pretraining_output(
-    recipe: PretrainRecipe, output: Path, inputs: Iterable[str | Path | None] = ()
+    recipe: PretrainRecipe,
+    output: Path,
+    inputs: Iterable[str | Path | None] = (),
+    *,
+    resume: bool = False,
+    force: bool = False,
 ) -> None:
-    """Refuse an output where a pretraining would replace what none wrote, or an input.
+    """Refuse an output where a pretraining would replace another, what none wrote, or an input.
 
-    Inputs are the models that the recipe names, and ``inputs`` besides.
+    Inputs are the models that the recipe names, and ``inputs`` besides. ``resume`` goes on with a
+    run that is there, ``force`` begins anew.
 
     Raises
     ------
@@ -51,10 +58,22 @@ def check_pretraining_output(
         As :func:`tscompress.io.files.check_output`.
     """
     inputs = *inputs, recipe.embedding_from, recipe.start_from
+    check_no_state(output, allowed=resume or force)
+    if not resume:
+        check_output(output, force=force, inputs=inputs, writes=RUN_FILES, in_place=True)
     for name in RUN_FILES:
         check_file(output / name, force=True, inputs=inputs)
     for name in (MODEL, *map(snapshot_name, sorted(recipe.snapshot_steps))):
         check_output(output / name, force=True, inputs=inputs)
+
+
+def check_no_state(output: Path, *, allowed: bool) -> None:
+    """Refuse to replace what another training saved; OutputExistsError."""
+    if (output / CHECKPOINT / STATE_FILE).exists() and not allowed:
+        raise OutputExistsError(
+            f"{str(output)!r} holds the state of a training; resume it with --resume "
+            "(resume=True), or start afresh with --force (force=True)."
+        )
 
 
 def snapshot_name(step: int) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +28,7 @@ from tscompress.families.registry import adapter_of
 from tscompress.families.stacks import layer_matrices
 from tscompress.io.arguments import check_type
 from tscompress.io.files import user_path
+from tscompress.io.making_way import claimed
 from tscompress.io.own_outputs import RANKS_LOG
 from tscompress.training.checkpoint import (
     STATE_FILE,
@@ -50,6 +51,7 @@ from tscompress.training.pretrain_output import (
     CHECKPOINT,
     LOG_FILE,
     MODEL,
+    check_no_state,
     check_pretraining_output,
     snapshot_name,
     write_model,
@@ -76,6 +78,8 @@ def pretrain(
     output: str | Path,
     *,
     resume: bool = False,
+    force: bool = False,
+    inputs: Iterable[str | Path | None] = (),
     report: Callable[[Progress], None] = lambda progress: None,
     log_every: int = 20,
 ) -> Path | None:
@@ -94,6 +98,10 @@ def pretrain(
         The directory of ``model``, ``checkpoint`` and ``log.jsonl``.
     resume
         Continue from the checkpoint there.
+    force
+        Start afresh where the output holds a training, which goes.
+    inputs
+        Besides the models of the recipe: what the output must not replace.
     report
         Called with each line of the log, every ``log_every`` steps.
 
@@ -105,13 +113,14 @@ def pretrain(
     Raises
     ------
     RecipeError
-        There is nothing to resume, it was begun with another recipe, or ``embedding_from`` does not
-        fit.
+        There is nothing to resume, it was begun with another recipe, ``embedding_from`` does not
+        fit, or something would not be read.
     UsageError
         There are several processes, or an argument is of a wrong type.
     OutputExistsError
-        The output holds a log, a checkpoint or a model that no pretraining wrote, or that the
-        recipe reads.
+        The output holds something, and both ``resume`` and ``force`` are false; or it holds a log,
+        a checkpoint or a model that no pretraining wrote, or that the recipe reads; or another
+        process trains there.
     ModelLoadError
         ``embedding_from`` cannot be read.
     DivergenceError
@@ -121,13 +130,16 @@ def pretrain(
     """
     check_type("recipe", recipe, (PretrainRecipe,), "what tscompress.load_pretrain_recipe returned")
     check_type("output", output, (str, Path), "the path of a directory")
-    output = user_path(output)
+    output, inputs = user_path(output), tuple(inputs)
     Processes().check_alone("pretrain")
-    check_pretraining_output(recipe, output)
+    check_pretraining_output(recipe, output, inputs, resume=resume, force=force)
     run = _Run(recipe, output, resume=resume)
-    with StopRequest() as stop, attention_for_training(run.model):
-        run.train(stop, report, log_every)
-    return run.write_model(MODEL) if run.is_done else None
+    # Within the output, as its parent may be read-only.
+    with claimed([output / LOG_FILE]):
+        check_no_state(output, allowed=resume or force)  # another process may have ended meanwhile
+        with StopRequest() as stop, attention_for_training(run.model):
+            run.train(stop, report, log_every)
+        return run.write_model(MODEL) if run.is_done else None
 
 
 class _Run:
@@ -152,9 +164,12 @@ class _Run:
                 start_(self.model, recipe)
         for parameter in embedding_of(self.model).values():
             parameter.requires_grad_(not recipe.freeze_embedding)
+        groups = parameter_groups(self.model, recipe)
+        if not resume:
+            _check_is_read(recipe, groups)
         optimizer = make_optimizer(
             recipe.optimizer,
-            parameter_groups(self.model, recipe),
+            groups,
             learning_rate=recipe.learning_rate,
             bfloat16=precision == "bf16",
         )
@@ -286,6 +301,26 @@ class _Meter:
             learning_rate=learning_rate,
             series_per_second=self._series / seconds,
             eta_seconds=seconds / (step - self._first) * (self._total - step),
+        )
+
+
+def _check_is_read(recipe: PretrainRecipe, groups: list[dict[str, Any]]) -> None:
+    """Refuse of a new training what its model would not read; what was begun may be resumed.
+
+    Raises
+    ------
+    RecipeError
+    """
+    if recipe.position_bias_rate != 1 and not groups[-1]["params"]:
+        raise RecipeError(
+            f"position_bias_rate is {recipe.position_bias_rate:g}, and a {recipe.family} trains no "
+            "position biases; leave it out."
+        )
+    longest = max(bucket.context_length for stage in recipe.stages for bucket in stage.buckets)
+    if longest > recipe.architecture.context_length:
+        raise RecipeError(
+            f"a bucket's context_length is {longest}, that of the architecture "
+            f"{recipe.architecture.context_length}; ask for no more than that."
         )
 
 

@@ -24,7 +24,7 @@ from accelerate.state import AcceleratorState
 from accelerate.utils import DistributedDataParallelKwargs
 from torch import Tensor, nn
 
-from tscompress.checkpoints.load import LoadedModel, cast_parameters_
+from tscompress.checkpoints.load import LoadedModel, cast_parameters_, check_double
 from tscompress.data.batch import ForecastBatch
 from tscompress.data.series import read_again
 from tscompress.data.synthetic import FloatArray
@@ -100,6 +100,7 @@ def recover_(
     asked = config or RecoveryConfig()
     config = asked.resolved(student, teacher, series_given=series is not None)
     check_comparable(teacher, student)
+    check_double(student.model)
     grouped = not (is_univariate(student.model) or is_univariate(teacher.model))
     series = read_again(series)
     digests = {} if directory is None else run_digests(student, teacher, config, series)
@@ -116,6 +117,26 @@ def recover_(
         if config.gradient_checkpointing:
             stack.enter_context(recomputed_layers(student.model))
         return run.train(batches, resume)
+
+
+def check_shares(config: RecoveryConfig, processes: int, group_size: int) -> None:
+    """Refuse batches that do not divide among processes, and into the parts of each.
+
+    Groups of ``group_size`` series stay together.
+
+    Raises
+    ------
+    UsageError
+    """
+    parts = processes * config.accumulate
+    multiple = parts * group_size
+    for bucket in config.buckets or ():
+        if parts > 1 and bucket.batch_size % multiple:
+            raise UsageError(
+                f"a batch of {bucket.batch_size} series does not divide into {processes} "
+                f"process(es) times accumulate {config.accumulate}; choose batch sizes that are "
+                f"multiples of {multiple}."
+            )
 
 
 def _check_watched(student: LoadedModel) -> None:
@@ -153,7 +174,7 @@ class _Run:
         is_main = self.accelerator.is_main_process
         self.files = RecoveryFiles(directory, config, digests, scheme, is_main)
         self.processes = self.accelerator.num_processes
-        self._check_shares()
+        check_shares(config, self.processes, group_size(student.family, student.model))
         for loaded in (student, teacher):
             cast_parameters_(loaded.model, torch.float32)
         teacher.model.to(self.accelerator.device)
@@ -289,17 +310,6 @@ class _Run:
             return [batch]
         steps = adapter_of(self.student.family).steps_per_position(self.student.model)
         return without_padding(batch, steps)
-
-    def _check_shares(self) -> None:
-        parts = self.processes * self.config.accumulate
-        multiple = parts * group_size(self.student.family, self.student.model)
-        for bucket in self.config.buckets or ():
-            if parts > 1 and bucket.batch_size % multiple:
-                raise UsageError(
-                    f"a batch of {bucket.batch_size} series does not divide into {self.processes} "
-                    f"process(es) times accumulate {self.config.accumulate}; choose batch sizes "
-                    f"that are multiples of {multiple}."
-                )
 
     def _weights(self) -> Tensor:
         """Weights of the distances to the teacher and to the targets."""

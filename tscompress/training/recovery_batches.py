@@ -52,8 +52,8 @@ class Batches:
         grouped: bool = True,
     ) -> None:
         assert config.buckets is not None
-        assert config.synthetic_share is not None
-        self._given_share = 1 - config.synthetic_share
+        # Without a share there is nothing but the corpus.
+        self._given_share = 0.0 if config.synthetic_share is None else 1 - config.synthetic_share
         adapter = adapter_of(family)
         self.group_size = adapter.group_size if grouped else 1
         self.config, self.buckets = config, config.buckets

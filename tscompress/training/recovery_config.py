@@ -174,7 +174,7 @@ class RecoveryConfig(BaseModel):
         reads_as_given = adapter_of(loaded.family).defaults.real_weight is None
         if reads_as_given and self.real_series is None and series_given:
             known["real_series"] = ()
-        if self.synthetic_share is None:
+        if self.synthetic_share is None and (series_given or reads_as_given):
             known["synthetic_share"] = 0.5 if series_given else 0.7
         if self.steps is None and self.minutes is None:
             known["minutes"] = 5.0

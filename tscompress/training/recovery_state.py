@@ -18,6 +18,7 @@ from tscompress.checkpoints.load import LoadedModel
 from tscompress.data.reading.tables import naming_file
 from tscompress.data.series import Given
 from tscompress.data.streaming import series_files
+from tscompress.data.training_collections import training_series
 from tscompress.families.registry import adapter_of
 from tscompress.io.files import user_path
 from tscompress.io.hashing import known_sha256_of
@@ -45,7 +46,10 @@ _UNCOUNTED = 64
 #: Key of the record of a recovery that also trained on series which its settings do not name.
 BESIDE_CONFIG = "series_beside_config"
 #: What differs if the hash of a run does.
-OTHER = {"student": "another student", "teacher": "another teacher", "series": "other series"}
+OTHER = {
+    "student": "another student", "teacher": "another teacher", "series": "other series",
+    "collections": "other series of a wheel",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -195,16 +199,17 @@ def differences_from(
         return None
     record = read_training_record(directory / CHECKPOINT)
     scheme = adapter_of(teacher.family).defaults.recovery_scheme
-    found = differing_settings(record, config.resolved(student or teacher, teacher), scheme)
+    ours = config.resolved(student or teacher, teacher, series_given=series is not None)
+    found = differing_settings(record, ours, scheme)
     if student is None and config.learning_rate is None:
         found.pop("learning_rate", None)  # it follows how much was cut
     for name in ("real_series", "synthetic_share"):
         if getattr(config, name) is None:
             found.pop(name, None)  # it follows whether series were given
-    for name, (stored, ours) in found.items():
-        return f"{name} {stored}, not {ours}"
+    for name, (before, now) in found.items():
+        return f"{name} {before}, not {now}"
     stored = recorded_digests(record)
-    for role, digest in run_digests(student or teacher, teacher, config, series).items():
+    for role, digest in run_digests(student or teacher, teacher, ours, series).items():
         if (role != "student" or student is not None) and digest != stored.get(role, digest):
             return OTHER[role]
     return None
@@ -216,7 +221,12 @@ def run_digests(
     """Hashes of what a run learns with, before it changes it: of :data:`OTHER`'s keys."""
     models = {"student": student, "teacher": teacher}
     found = {role: model_digest(loaded.forecaster) for role, loaded in models.items()}
-    return {**found, "series": _series_digest([*config.series, series])}
+    collections = training_series(config.real_series or ())  # but for those that are scored
+    return {
+        **found,
+        "series": _series_digest([*config.series, series]),
+        "collections": _series_digest([collections]),
+    }
 
 
 def _series_digest(sources: Iterable[Given]) -> str:

@@ -16,16 +16,17 @@ from tscompress.budget.plan_within_budget import check_width_beside_budget
 from tscompress.checkpoints import load as loading
 from tscompress.checkpoints.factored_methods import keep_structure_
 from tscompress.checkpoints.format import MAX_SHARD_SIZE, shard_bytes
-from tscompress.checkpoints.load import LoadedModel, cast_parameters_
+from tscompress.checkpoints.load import LoadedModel, cast_parameters_, check_double
 from tscompress.compression.activations import Moment, collect_moments
 from tscompress.compression.apply import fold_planned_
 from tscompress.compression.calibration import calibration_batches, seasonal_share
 from tscompress.compression.factor import apply_plan_, make_plan
+from tscompress.compression.fold_config import FoldConfig
 from tscompress.data.batch import ForecastBatch
 from tscompress.data.leakage import guarded
 from tscompress.data.reading.summary import SeriesSummary
 from tscompress.data.series import DEFAULT_FORMAT, Given, read_again, read_series
-from tscompress.errors import DataError, PlanError, UsageError
+from tscompress.errors import DataError, PlanError, RecipeError, UsageError
 from tscompress.evaluation.batching import Processes
 from tscompress.families.registry import wrap_pipeline
 from tscompress.io.files import check_output
@@ -207,6 +208,7 @@ def _compress_loaded_(
     on_progress: OnProgress,
 ) -> CompressedModel:
     _check_original(loaded)
+    check_fold_settings(loaded, recipe)
     earlier = sources_of(loaded)  # a folded checkpoint may be folded again
     if recipe.recover is not None:
         recipe.recover.resolved(loaded)  # refuses what there is nothing to learn from
@@ -321,12 +323,13 @@ def _with_format(recipe: Recipe) -> Recipe:
 
 
 def _calibrated_on(plan: Plan, summary: SeriesSummary | None) -> Plan:
-    if summary is None:
-        return plan
-    return plan.model_copy(update={"calibrated_on": summary.line()})
+    """The plan with what it is calibrated on now; one made by hand may name another file."""
+    line = None if summary is None else summary.line()
+    return plan.model_copy(update={"calibrated_on": line})
 
 
 def _check_original(loaded: LoadedModel) -> None:
+    check_double(loaded.model)
     _ = loaded.forecaster  # raises for families that are only for profiling
     if loaded.plan is not None:
         raise PlanError(f"{loaded.name!r} is compressed already; compress the original checkpoint.")
@@ -430,6 +433,21 @@ def _fold_(
     fold_planned_(loaded, plan, batches, recipe.fold, partial(on_progress, "fold"))
 
 
+def check_fold_settings(loaded: LoadedModel, recipe: Recipe) -> None:
+    """Refuse settings of folding that a method or a model does not read.
+
+    Raises
+    ------
+    RecipeError, UsageError
+    """
+    if recipe.method == "fold":
+        recipe.fold.resolved(loaded)
+    elif recipe.fold != FoldConfig():
+        raise RecipeError(
+            f"fold has settings of folding, and {recipe.method} reads none; leave fold out."
+        )
+
+
 def check_sizes(loaded: LoadedModel, recipe: Recipe) -> None:
     """Refuse a model that is compressed already, or has not the sizes that a recipe names.
 
@@ -441,6 +459,7 @@ def check_sizes(loaded: LoadedModel, recipe: Recipe) -> None:
         Also where the sizes are those that it has.
     """
     _check_original(loaded)
+    check_fold_settings(loaded, recipe)
     if recipe.layers is not None:
         check_layers(loaded, recipe.layers)
     if recipe.method != "fold":

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import torch
+
 from tscompress.benchmark.workload import Workload, check_fits, check_sampling
 from tscompress.checkpoints.load import LoadedModel
+from tscompress.compression.calibration import OWN_SOURCES
 from tscompress.data.leakage import check_no_leak, guarded
 from tscompress.data.reading.format import GivenSeries
 from tscompress.data.reading.summary import SeriesSummary
+from tscompress.data.series import DEFAULT_FORMAT
 from tscompress.data.streaming import check_sources, summaries
-from tscompress.data.suites import COVARIATES_SUITE, load_suite
+from tscompress.data.suites import COVARIATES_SUITE, check_present, load_suite
 from tscompress.errors import RecipeError, UsageError
+from tscompress.evaluation.forecasting import check_sampling as check_forecasts
 from tscompress.evaluation.joint import are_joint, check_settings
 from tscompress.evaluation.results import Settings
+from tscompress.families.groups import group_size
+from tscompress.training.recovery import check_shares
 from tscompress.workflows.compress import check_sizes
 from tscompress.workflows.recipe import (
     EvaluationConfig,
@@ -43,19 +50,42 @@ def check_stages(recipe: Recipe, loaded: LoadedModel, device: str) -> None:
     check_sizes(loaded, recipe)
     check_measurements(recipe, loaded, device)
     check_recovery(recipe)
-    if recipe.recover is not None:
-        recipe.recover.resolved(loaded)
+    check_training(recipe, loaded)
+
+
+def check_sources_are_read(recipe: Recipe) -> None:
+    """Refuse a file of series that no stage reads, and notation without a file.
+
+    Raises
+    ------
+    RecipeError
+    """
+    source = recipe.calibration.source
+    calibrated = source not in OWN_SOURCES
+    if calibrated and not recipe.calibrates and recipe.profile is None:
+        method = recipe.method if recipe.method == "svd" else "this fold"
+        raise RecipeError(
+            f"calibration: source: {source!r}, and {method} reads no series; leave it out."
+        )
+    scored = recipe.evaluation is not None and recipe.evaluation.long_format is not None
+    trained = recipe.recover is not None and recipe.recover.series
+    if recipe.series != DEFAULT_FORMAT and not (calibrated or scored or trained):
+        raise RecipeError(
+            "series says how files of series are written, and the recipe names no file; give one "
+            "as calibration.source, recover.series or evaluation.suite, or leave series out."
+        )
 
 
 def check_measurements(recipe: Recipe, loaded: LoadedModel, device: str) -> None:
     """The same, of what is measured."""
     if recipe.probe is not None:
+        check_forecasts(loaded.forecaster, recipe.probe.batch_size, recipe.probe.num_samples)
         recipe.probe.check_reads(loaded.forecaster, univariate=recipe.fold.univariate)
     if recipe.scored_on is not None:
         _check_evaluation(recipe.scored_on, recipe, loaded)
     if recipe.bench is not None:
-        asked = recipe.bench.device
-        if asked not in ("cpu", device):  # cpu is also what recorded recipes say of themselves
+        asked, kind = recipe.bench.device, torch.device(device).type
+        if asked not in ("cpu", kind):  # cpu is also what recorded recipes say of themselves
             raise RecipeError(
                 f"bench: device: {asked!r}, and the models are on {device!r}; give --device "
                 f"{asked}, or leave it out."
@@ -68,6 +98,20 @@ def check_recovery(recipe: Recipe) -> None:
     if recipe.recover is not None and recipe.recover.series:
         with guarded(labels_of(recipe)):
             check_sources(recipe.recover.series, _form_of_recovery(recipe))
+
+
+def check_training(recipe: Recipe, loaded: LoadedModel) -> None:
+    """The same, of how a model learns."""
+    if recipe.recover is None:
+        return
+    config = recipe.recover.resolved(loaded)
+    groups = 1 if recipe.fold.univariate else group_size(loaded.family, loaded.model)
+    check_shares(config, 1, groups)
+    if recipe.latent is not None and config.watch_ranks:
+        raise RecipeError(
+            "recover: watch_ranks: attention with a latent has no keys and values of its own; "
+            "leave watch_ranks out."
+        )
 
 
 def check_calibration(recipe: Recipe) -> None:
@@ -112,6 +156,8 @@ def _form_of_recovery(recipe: Recipe) -> GivenSeries:
 
 def _check_evaluation(config: EvaluationConfig, recipe: Recipe, loaded: LoadedModel) -> None:
     suite = config.selected()
+    check_forecasts(loaded.forecaster, config.batch_size, None)
+    check_present(suite, config.root)
     settings = Settings(cross_learning=config.cross_learning, as_univariate=config.as_univariate)
     check_settings(loaded.forecaster, settings, config.batch_size)
     if recipe.fold.univariate and config.cross_learning:

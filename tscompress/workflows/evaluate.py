@@ -16,7 +16,7 @@ from tscompress.checkpoints.given import AnyModel, loaded_of, places_of, stored_
 from tscompress.checkpoints.load import LoadedModel
 from tscompress.checkpoints.provenance import recorded_hashes
 from tscompress.data.dataset_readers import is_in_wheel
-from tscompress.data.evaluation_sets import EvaluationDataset, FileConfig, LongFormat
+from tscompress.data.evaluation_sets import EvaluationDataset, FileConfig, LongFormat, TableConfig
 from tscompress.data.reading.format import SeriesFormat
 from tscompress.data.suites import Suite, find_suite, load_suite
 from tscompress.errors import UsageError
@@ -44,7 +44,12 @@ from tscompress.io.arguments import (
 from tscompress.io.files import user_path
 from tscompress.progress import OnProgress, silent
 from tscompress.workflows.recipe import validate
-from tscompress.workflows.seen_steps import check_unseen, sources_of
+from tscompress.workflows.seen_steps import (
+    check_unseen,
+    collections_of,
+    note_on_collections,
+    sources_of,
+)
 
 #: How a file of series is written.
 _COLUMNS = tuple(SeriesFormat.model_fields)
@@ -225,14 +230,24 @@ def _suite(suite: str | Path | Suite | pd.DataFrame, form: dict[str, Any]) -> Su
 def _check_unseen(
     loaded: LoadedModel, suite: Suite, max_series: int | None, root: str | Path | None
 ) -> str:
-    """Notes of :func:`check_unseen`; what wheels hold is never calibrated on."""
+    """Notes of :func:`check_unseen`; suites that wheels hold are never calibrated on.
+
+    Nor has a suite with a name series of the collections that are; a file of the user's may.
+    """
     own = [one for one in suite.datasets if root is not None or not is_in_wheel(one)]
+    fitted = bool(own) and bool(sources_of(loaded))
+    drawn = collections_of(loaded) if own else ()
     notes: dict[str, None] = {}
-    for config in own if own and sources_of(loaded) else ():
+    for config in own:
+        given = isinstance(config, FileConfig | TableConfig)
+        if not (fitted or (given and drawn)):
+            continue
         (dataset,) = load_suite(Suite(suite.name, (config,)), max_series, root=root)
         path = config.path if isinstance(config, FileConfig) else None
         note = check_unseen(loaded, dataset, -config.offset, path)
         notes |= dict.fromkeys((note or "").splitlines())
+        if given and (note := note_on_collections(loaded, drawn, dataset)):
+            notes[note] = None
     return "\n".join(notes)
 
 

@@ -47,8 +47,8 @@ def evaluate_fev(
     cross_learning, as_univariate
         See :func:`tscompress.evaluation.fev_tasks.predict_task`.
     models
-        Each is loaded when its turn comes. A second one of the same name gets the suffix ``(2)``.
-
+        All are loaded and checked before one forecasts. A second one of the same name gets the
+        suffix ``(2)``.
     on_note
         Called once with each note: on what a model was fitted to and cannot be looked at again, and
         on covariates that a model does not read.
@@ -64,8 +64,13 @@ def evaluate_fev(
     summaries: list[dict[str, Any]] = []
     scored: list[tuple[EvaluationDataset, int]] = []
     notes: set[str] = set()
-    for model in dict.fromkeys([*models, SEASONAL_NAIVE]):
-        loaded = None if isinstance(model, str) else model()
+    settings = Settings(cross_learning=cross_learning, as_univariate=as_univariate)
+    opened = [None if isinstance(m, str) else m() for m in dict.fromkeys([*models, SEASONAL_NAIVE])]
+    for loaded in opened:
+        for task in tasks:
+            model = SEASONAL_NAIVE if loaded is None else loaded.forecaster
+            fev_tasks.check_task(model, task, batch_size, num_samples, settings)
+    for loaded in opened:
         if loaded is not None and sources_of(loaded):
             scored = scored or [one for task in tasks for one in fev_tasks.scored_windows(task)]
             for window, needed in scored:
@@ -91,7 +96,7 @@ def evaluate_fev(
                 batch_size=batch_size,
                 seed=seed,
                 num_samples=num_samples,
-                settings=Settings(cross_learning=cross_learning, as_univariate=as_univariate),
+                settings=settings,
             )
             on_progress(f"evaluate {shown}", len(own), len(tasks))
         summaries += own

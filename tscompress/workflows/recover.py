@@ -13,8 +13,9 @@ from tscompress.checkpoints.load import LoadedModel, cast_parameters_, load
 from tscompress.data.reading.summary import SeriesSummary
 from tscompress.data.series import DEFAULT_FORMAT, Given
 from tscompress.data.streaming import summaries
-from tscompress.errors import OutputExistsError
+from tscompress.errors import OutputExistsError, UsageError
 from tscompress.evaluation.batching import Processes
+from tscompress.families.registry import adapter_of
 from tscompress.io.files import check_output
 from tscompress.io.making_way import undo_killed
 from tscompress.training.recovery import recover_
@@ -45,9 +46,12 @@ def recover_loaded_(
     series: Given = None,
     directory: Path | None = None,
     resume: bool = False,
+    force: bool = False,
     report: OnRecovery = lambda line: None,
 ) -> CompressedModel:
     """Distil ``student`` from ``teacher`` in memory; see :func:`tscompress.recover`."""
+    if directory is not None:
+        _check_no_state(directory, allowed=resume or force)
     smaller = as_compressed(student)
     asked = config if isinstance(config, RecoveryConfig) else RecoveryConfig()
     # Before and after: training takes its time, and a file may grow meanwhile.
@@ -120,7 +124,7 @@ def recover_checkpoint(
         undo_killed([output])
         check_output(output, force=force, inputs=inputs)
         check_recovery_directory(work, inputs)
-    _check_finished(work, allowed=resume or force)
+    _check_no_state(work, allowed=resume or force)
     if threads is not None:
         torch.set_num_threads(threads)
     if processes.is_main:
@@ -128,6 +132,7 @@ def recover_checkpoint(
             on_series(summary)
     here = processes.device(device)
     ours, theirs = (load(name, device=here) for name in (student, teacher))
+    _check_share(ours, config)
     needed = memory_bytes(ours, theirs, config, processes.count)
     if processes.is_main:
         on_memory(needed, processes.count)
@@ -135,9 +140,9 @@ def recover_checkpoint(
         if processes.is_main:
             # Another process may have ended meanwhile.
             check_output(output, force=force, inputs=inputs)
-            _check_finished(work, allowed=resume or force)
+            _check_no_state(work, allowed=resume or force)
         recovered = recover_loaded_(
-            ours, theirs, config, directory=work, resume=resume, report=report
+            ours, theirs, config, directory=work, resume=resume, force=force, report=report
         )
         result = recovered.recovery
         assert result is not None
@@ -149,8 +154,24 @@ def recover_checkpoint(
     return result
 
 
-def _check_finished(work: Path, *, allowed: bool) -> None:
-    """Refuse a run that was stopped, unless it is ``allowed``; before a checkpoint there is none.
+def _check_share(student: LoadedModel, config: RecoveryConfig) -> None:
+    """Refuse a share of what is drawn beside series where all is drawn from a corpus.
+
+    Raises
+    ------
+    UsageError
+    """
+    weight = adapter_of(student.family).defaults.real_weight
+    if config.synthetic_share is not None and not config.series and weight is not None:
+        raise UsageError(
+            f"synthetic_share is {config.synthetic_share:g}, and without series a {student.family} "
+            "draws real series by the real_weight of its corpus; give series with it, or leave it "
+            "out."
+        )
+
+
+def _check_no_state(work: Path, *, allowed: bool) -> None:
+    """Refuse to replace the state of another run; before a checkpoint there is none.
 
     Raises
     ------
@@ -158,6 +179,6 @@ def _check_finished(work: Path, *, allowed: bool) -> None:
     """
     if has_checkpoint(work) and not allowed:
         raise OutputExistsError(
-            f"{str(work)!r} holds a run that did not finish; resume it by --resume, or pass "
-            "--force."
+            f"{str(work)!r} holds the state of a recovery; resume it with --resume (resume=True), "
+            "or start afresh with --force (force=True)."
         )

@@ -38,7 +38,11 @@ from tscompress.progress import OnProgress, silent
 from tscompress.runtime.record import is_exported
 from tscompress.workflows.claims import claimed_by_main
 from tscompress.workflows.compress import compress_loaded_
-from tscompress.workflows.early_checks import check_stages, other_summaries
+from tscompress.workflows.early_checks import (
+    check_sources_are_read,
+    check_stages,
+    other_summaries,
+)
 from tscompress.workflows.evaluate_models import evaluate_models, score
 from tscompress.workflows.export import ExportResult, export
 from tscompress.workflows.recipe import (
@@ -166,6 +170,7 @@ def finishing_run(
         check_recovery_directory(work, inputs)
     if recipe.probe is not None:
         recipe.probe.chosen()  # check it before the work
+    check_sources_are_read(recipe)
     reads = recipe.method != "svd" or recipe.profile is not None
     given = calibration_series(recipe) if reads else None
     on_series(summary_of(given))

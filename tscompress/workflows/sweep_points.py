@@ -22,7 +22,7 @@ from tscompress.checkpoints.digests import (
     versions,
 )
 from tscompress.checkpoints.load import LoadedModel
-from tscompress.compression.calibration import CalibrationConfig
+from tscompress.compression.calibration import OWN_SOURCES, CalibrationConfig
 from tscompress.compression.fold_config import FoldConfig
 from tscompress.data.competitions import OFFLINE_SUITE
 from tscompress.data.reading.format import GivenSeries
@@ -149,6 +149,11 @@ class SweepRecipe(BaseModel):
         """Refuse the length of a recovery beside those of the grid."""
         if self.recover.steps is not None or self.recover.minutes is not None:
             raise ValueError("recover has no steps and no minutes here; give recover_steps in grid")
+        if self.recover.series and not any(any(grid.recover_steps) for grid in self.grid):
+            raise ValueError(
+                "recover.series are for points with recover_steps, and none in grid has any; give "
+                "these, or leave the series out"
+            )
         return self
 
 
@@ -242,13 +247,16 @@ def _point(sweep: SweepRecipe, grid: Grid, options: dict[str, Any]) -> Point | N
     label = _label(grid, sweep.fold, sizes, steps)
     recover = sweep.recover.model_copy(update={"steps": steps, "minutes": None})
     alike = {"method": grid.method, "layout": grid.layout, "keep_width": grid.keep_width}
+    # Other methods read no settings of folding, but drops are refused with them.
+    drops = FoldConfig(**dict.fromkeys(sweep.fold.dropped, True))
+    fold = sweep.fold if grid.method == "fold" else drops
     try:
         recipe = recipe_of(
             {**alike, **sizes},
             source=f"grid: {label}",
             model=sweep.model,
             revision=sweep.revision,
-            fold=sweep.fold.model_dump(),
+            fold=fold.model_dump(),
             calibration=sweep.calibration.model_dump(),
             series=sweep.series.model_dump(),
             recover=recover.model_dump() if steps else None,
@@ -260,7 +268,20 @@ def _point(sweep: SweepRecipe, grid: Grid, options: dict[str, Any]) -> Point | N
         raise
     except UsageError as error:
         raise RecipeError(f"grid: {label}: {error}") from None
-    return Point(recipe, label)
+    return Point(_without_unread(recipe), label)
+
+
+def _without_unread(recipe: Recipe) -> Recipe:
+    """A point without the files that other points read, so that its recipe is one of ``run``."""
+    update: dict[str, Any] = {}
+    if not recipe.calibrates:
+        update["calibration"] = CalibrationConfig()
+    scored = recipe.evaluation is not None and recipe.evaluation.long_format is not None
+    trained = recipe.recover is not None and recipe.recover.series
+    given = recipe.calibrates and recipe.calibration.source not in OWN_SOURCES
+    if not (given or scored or trained):
+        update["series"] = GivenSeries()
+    return recipe.model_copy(update=update)
 
 
 def _label(grid: Grid, fold: FoldConfig, sizes: Mapping[str, Any], steps: int) -> str:

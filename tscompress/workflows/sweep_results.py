@@ -65,9 +65,9 @@ def results_frame(
 ) -> pd.DataFrame:
     """See :class:`SweepResult`."""
     comparison = compare_results([dense.scores, *(point.scores for point in done)])
-    rows = [_row(dense, dense, None, timed, ORIGINAL)]
+    rows = [_row(dense, None, timed, ORIGINAL)]
     for point, quality in zip(done, comparison.models, strict=True):
-        rows.append(_row(point, dense, quality, timed, shape_name(output, point)))
+        rows.append(_row(point, quality, timed, shape_name(output, point)))
     frame = pd.DataFrame(rows)
     frame.insert(0, "number", range(len(frame)))
     # Models of one shape take the same memory; differences are noise of the process.
@@ -82,7 +82,6 @@ def results_frame(
 
 def _row(
     point: Measured,
-    dense: Measured,
     quality: ModelComparison | None,
     timed: BenchResult | None,
     shape: str,

@@ -163,7 +163,7 @@ def series_of_parts(
     Parameters
     ----------
     whole
-        Reads a table whose columns are series; None: each part has series of its own.
+        Reads a table whose columns are series, all at once; None: such a table is refused.
 
     Raises
     ------
@@ -176,7 +176,12 @@ def series_of_parts(
     for frame, form in parts:
         frame = named_columns(frame, form)
         known = known or _Known(find_layout(frame, form))
-        if whole is not None and known.layout.kind in ("wide", "one series"):
+        if known.layout.kind in ("wide", "one series"):
+            if whole is None:
+                raise ValueError(
+                    "rows are values of one series, and it comes in parts; name the columns that "
+                    "identify series (id_column), or give a file"
+                )
             yield whole()
             return
         if known.layout.kind == "long":
