@@ -213,10 +213,9 @@ TABLES = (
     Table("methods-bolt", "methods.py --model reference/bolt --output DIR/methods", 25),
     Table(
         "methods-t5",
-        "methods.py --model reference/t5 --device cuda --method fold --method svd "
+        "methods.py --model reference/t5 --max-series 100 --method fold --method svd "
         "--method activation-svd --output DIR/methods",
-        25,
-        needs_gpu=True,
+        65,
     ),
     Table(
         "family-t5",
@@ -277,13 +276,13 @@ TABLES = (
     Table("fold-growth", "fold_growth.py --output DIR/fold-growth", 25, threads=2),
     Table(
         "recover-bolt",
-        "recover.py --model reference/bolt --trial 32,0.25,8,d_model=208 "
-        "--trial 32,0.25,10,d_model=96 --output DIR/recover",
-        80,
+        "recover.py --model reference/bolt --trial 32,0.25,1200steps,d_model=96 "
+        "--output DIR/recover",
+        50,
     ),
     Table(
         "recover-narrower-bolt",
-        "recover.py --model reference/bolt --trial parameters=0.23,10,d_model=160 "
+        "recover.py --model reference/bolt --trial parameters=0.23,1200steps,d_model=160 "
         "--output DIR/recover-narrower",
         50,
     ),

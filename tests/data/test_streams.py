@@ -356,7 +356,7 @@ def test_a_long_dataset_of_the_hub_is_read_as_a_file_is(monkeypatch: pytest.Monk
     days = pd.date_range("2024-01-01", periods=7)
     rows = [{"id": name, "date": day, "target": float(day.day)} for name in "ab" for day in days]
     hub(monkeypatch, rows)
-    monkeypatch.setattr(streams, "LISTS_AT_ONCE", 3)
+    monkeypatch.setattr(tables, "ROWS_AT_ONCE", 3)
     assert [one.tolist() for one in iterate_series("someone/series")] == [list(range(1, 8))] * 2
 
 
@@ -364,6 +364,7 @@ def test_a_long_dataset_of_the_hub_is_read_as_a_file_is(monkeypatch: pytest.Monk
 def test_a_dataset_of_the_hub_without_ids_is_not_cut_into_pieces(
     monkeypatch: pytest.MonkeyPatch, form: GivenSeries
 ) -> None:
+    monkeypatch.setattr(tables, "ROWS_AT_ONCE", 256)
     days = pd.date_range("2024-01-01", periods=600)
     hub(monkeypatch, [{"date": day, "target": float(day.day)} for day in days])
     with pytest.raises(DataError, match="rows are values of one series, and it comes in parts"):

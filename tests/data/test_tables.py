@@ -105,6 +105,27 @@ def test_business_days_may_have_a_time_of_day() -> None:
         read(frame([*closing[:-1], closing[-1] + pd.Timedelta("1h")]))
 
 
+@pytest.mark.parametrize(("freq", "coarser", "expected"), [("MS", "QS", "Q"), ("h", "3h", "3h")])
+def test_a_series_of_coarser_steps_has_no_missing_ones(
+    freq: str, coarser: str, expected: str
+) -> None:
+    fine, coarse = (pd.date_range("2020-01-01", periods=40, freq=one) for one in (freq, coarser))
+    table = frame([*fine, *coarse[:12]], range(52), ["a"] * 40 + ["b"] * 12)
+    of_a, of_b = read(table)
+    assert [one.step.frequency for one in (of_a, of_b) if one.step] == [
+        Step.parse(freq).frequency,
+        expected,
+    ]
+    assert of_b.values.tolist() == list(range(40, 52))
+    # With a gap it is not told apart from one with missing values, nor where the step was given.
+    _, gap = read(table.drop(index=45))
+    _, given = read(table, frequency=freq)
+    for one in (gap, given):
+        assert one.step is not None
+        assert one.step.frequency == Step.parse(freq).frequency
+        assert len(one.values) == 34
+
+
 def test_few_rows_of_a_given_frequency_are_missing_values() -> None:
     days = pd.date_range("2024-01-01", periods=60)
     few = frame([*days, days[0], days[40], days[59]], range(63), ["a"] * 60 + ["b"] * 3)

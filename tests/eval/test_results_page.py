@@ -75,8 +75,9 @@ def test_the_front_page_says_what_recovery_brought_as_measured() -> None:
     measured = pd.read_csv(EVAL / "results" / "recover-bolt.csv")
     smallest = measured[measured["parameters"] == measured["parameters"].min()]
     assert smallest["seed"].nunique() == 3
-    assert set(smallest["bound"]) == {"10 minutes"}
-    mean = smallest[["parameters", "skill before", "skill"]].mean()
+    assert set(smallest["bound"]) == {"1200 steps"}
+    mean = smallest[["parameters", "skill before", "skill", "CPU minutes"]].mean()
+    assert f"[{mean['CPU minutes']:.0f} minutes]" in readme
     assert (
         f"took a fold to {mean['parameters']:.1%} of reference/bolt "
         f"from {mean['skill before']:.0%} to {mean['skill']:.0%} of its skill"

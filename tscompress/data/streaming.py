@@ -14,13 +14,12 @@ from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
-import pandas as pd
 
 from tscompress.data.leakage import evaluation_dataset_names, leaks
 from tscompress.data.reading.format import GivenSeries
 from tscompress.data.reading.read import check_is_file, read_file, read_in_parts, series_of_parts
 from tscompress.data.reading.summary import MIN_OBSERVED, SeriesSummary, summarize
-from tscompress.data.reading.tables import LISTS_AT_ONCE, SUFFIXES, kind_of, naming_file
+from tscompress.data.reading.tables import SUFFIXES, kind_of, naming_file, record_parts
 from tscompress.data.reading.time_grid import RegularSeries
 from tscompress.data.reading.values import floats
 from tscompress.data.series import DEFAULT_FORMAT, iterate_given
@@ -161,9 +160,8 @@ def _hub_series(repo: str, config: str | None, form: GivenSeries) -> Iterator[Re
             "pip install 'tscompress[eval]'."
         ) from None
     try:
-        rows = iter(datasets.load_dataset(repo, config, split="train", streaming=True))
-        parts = iter(lambda: list(islice(rows, LISTS_AT_ONCE)), [])
-        for series in series_of_parts((pd.DataFrame(part), form) for part in parts):
+        rows = datasets.load_dataset(repo, config, split="train", streaming=True)
+        for series in series_of_parts((part, form) for part in record_parts(rows)):
             yield from series
     except (datasets.exceptions.DatasetsError, RuntimeError, ValueError) as error:
         raise DataError(f"{repo!r} cannot be read from the Hub: {single_line(error)}.") from None

@@ -170,8 +170,7 @@ def series_of_parts(
     ValueError
         As :func:`read_table`; or the rows of a series do not follow one another.
     """
-    ended: set[int] = set()
-    held: pd.DataFrame | None = None
+    rows: _WholeSeries | None = None
     known: _Known | None = None
     for frame, form in parts:
         frame = named_columns(frame, form)
@@ -185,13 +184,14 @@ def series_of_parts(
             yield whole()
             return
         if known.layout.kind == "long":
-            frame, held = _whole_series(frame, held, known.layout.ids, ended)
+            rows = rows or _WholeSeries(known.layout.ids)
+            frame = rows.add(frame)
         if len(frame):
             yield known.series(frame)
     if known is None:
         raise ValueError("there are no rows")
-    if held is not None and len(held):
-        yield known.series(held)
+    if rows is not None:
+        yield known.series(rows.rest())
 
 
 @dataclass
@@ -209,29 +209,49 @@ class _Known:
         return regular_series(observed, form.frequency, self.step)
 
 
-def _whole_series(
-    frame: pd.DataFrame, held: pd.DataFrame | None, ids: tuple[str, ...], ended: set[int]
-) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Rows of complete series, and those of the last one, which may continue.
+class _WholeSeries:
+    """Rows of a long table that comes in parts, by whole series."""
 
-    Raises
-    ------
-    ValueError
-        Rows of one series are apart.
-    """
-    if held is not None:
-        frame = pd.concat([held, frame], ignore_index=True)
-    columns = [frame[name].astype(str).to_numpy(object) for name in ids]
-    changed = np.any([texts[1:] != texts[:-1] for texts in columns], axis=0)
-    starts = np.flatnonzero(np.r_[True, changed])
-    *names, last = ("/".join(parts) for parts in zip(*(c[starts] for c in columns), strict=True))
-    for name in names:
-        if hash(name) in ended:
-            raise _apart(name, ids)
-        ended.add(hash(name))
-    if hash(last) in ended:
-        raise _apart(last, ids)
-    return frame.iloc[: starts[-1]], frame.iloc[starts[-1] :]
+    def __init__(self, ids: tuple[str, ...]) -> None:
+        self._ids = ids
+        self._ended: set[int] = set()
+        #: Rows of the last series, which may continue, and its name.
+        self._held: list[pd.DataFrame] = []
+        self._name: str | None = None
+
+    def add(self, frame: pd.DataFrame) -> pd.DataFrame:
+        """Rows of the series that have ended with the next part; none while one goes on.
+
+        Raises
+        ------
+        ValueError
+            Rows of one series are apart.
+        """
+        columns = [frame[name].astype(str).to_numpy(object) for name in self._ids]
+        changed = np.any([texts[1:] != texts[:-1] for texts in columns], axis=0)
+        starts = np.flatnonzero(np.r_[True, changed])
+        names = ["/".join(parts) for parts in zip(*(c[starts] for c in columns), strict=True)]
+        before = [] if self._name in (None, names[0]) else [self._name]
+        *over, last = [*before, *names]
+        for name in over:
+            self._check_new(name)
+            self._ended.add(hash(name))
+        self._check_new(last)
+        if not over:
+            self._held.append(frame)
+            self._name = last
+            return frame.iloc[:0]
+        done = pd.concat([*self._held, frame.iloc[: starts[-1]]], ignore_index=True)
+        self._held, self._name = [frame.iloc[starts[-1] :]], last
+        return done
+
+    def rest(self) -> pd.DataFrame:
+        """Rows of the last series."""
+        return pd.concat(self._held, ignore_index=True)
+
+    def _check_new(self, name: str) -> None:
+        if hash(name) in self._ended:
+            raise _apart(name, self._ids)
 
 
 def _apart(name: str, ids: tuple[str, ...]) -> ValueError:

@@ -117,12 +117,24 @@ def read_parts(path: Path, form: SeriesFormat) -> Iterator[tuple[pd.DataFrame, S
                 yield _checked(chunk), form
     elif kind in _JSON:
         with open_text(path, form.encoding, whole=False) as stream:
-            records = _records(stream)
-            while part := list(itertools.islice(records, LISTS_AT_ONCE)):
-                yield pd.DataFrame(part), form
+            for frame in record_parts(_records(stream)):
+                yield frame, form
     else:
         for frame in arrow_parts(path, kind, ROWS_AT_ONCE, LISTS_AT_ONCE):
             yield frame, form
+
+
+def record_parts(records: Iterable[dict[str, Any]]) -> Iterator[pd.DataFrame]:
+    """Rows in parts: few where they hold lists, many of single values."""
+    rows = iter(records)
+    first = next(rows, None)
+    if first is None:
+        return
+    lists = any(map(pd.api.types.is_list_like, first.values()))
+    single = max(1, min(ROWS_AT_ONCE, VALUES_AT_ONCE // max(1, len(first))))
+    rows = itertools.chain([first], rows)
+    while part := list(itertools.islice(rows, LISTS_AT_ONCE if lists else single)):
+        yield pd.DataFrame(part)
 
 
 # --------------------------------------------------------------------------------------------------

@@ -60,6 +60,8 @@ _UNITS: dict[str, tuple[str, int]] = {
 _MONTHS = {"M": 1, "Q": 3, "Y": 12, "A": 12}
 #: A series with rows for less than this share of its steps has other steps than the file.
 _MIN_OBSERVED_SHARE = 0.2
+#: From which rows at one distance from one another are of a step of their own.
+_MIN_REGULAR_ROWS = 8
 
 
 @dataclass(frozen=True)
@@ -337,6 +339,8 @@ def _on_grid(one: Observed, step: Step | None, may_differ: bool) -> RegularSerie
         elif own is not None or may_differ or step.positions(one.times) is None:
             raise ValueError(trouble)
         # Otherwise few rows of a step that was given are just few.
+    elif may_differ and (coarser := _coarser_step(one.times, step)) is not None:
+        step = coarser
     positions = step.positions(one.times)
     assert positions is not None
     length = int(positions[-1]) + 1
@@ -371,6 +375,21 @@ def _own_step(times: Times) -> Step | None:
     days = pd.DatetimeIndex(times)
     at_one_day = days.day.nunique() == 1 or days.is_month_end.all()
     return own if own is not None and (own.unit != "months" or at_one_day) else None
+
+
+def _coarser_step(times: Times, step: Step) -> Step | None:
+    """The step of a series whose every row is several of ``step`` after the one before.
+
+    Quarters among months, for example: with fewer rows than some, or with a gap, it is not told
+    apart from a series of that step with missing values.
+    """
+    positions = step.positions(times)
+    if positions is None or len(positions) < _MIN_REGULAR_ROWS:
+        return None
+    steps = np.diff(positions)
+    if steps[0] == 1 or (steps != steps[0]).any():
+        return None
+    return _own_step(times)
 
 
 def _trouble(one: Observed, step: Step) -> str | None:
