@@ -172,14 +172,14 @@ def push(
     licence = licence_of(checkpoint, fetch=not dry_run)
     if not licence:
         notes.append(_without_licence(checkpoint))
-    if "/" not in repo_id and not dry_run:  # the card says from where it is loaded
-        check_token()
-        repo_id = with_owner(repo_id, timeout_seconds)
-    elif "/" not in repo_id:
-        notes.append(f"the card names {repo_id!r} alone; a push adds the owner of the token")
     card = card_by_hand(directory / CARD_FILE, force=force)
     by_hand = card is not None
     if card is None:
+        if "/" not in repo_id and not dry_run:  # the card says from where it is loaded
+            check_token()
+            repo_id = with_owner(repo_id, timeout_seconds)
+        elif "/" not in repo_id:
+            notes.append(f"the card names {repo_id!r} alone; a push adds the owner of the token")
         scores, bench = measured_of(checkpoint, scores, bench)
         card = str(
             card_of(

@@ -276,6 +276,9 @@ def differing_settings(
     stored, ours = json.loads(record.get("config", "{}")), config.model_dump(mode="json")
     lost = {name: allowed[0] for name, allowed in config.removed.items() if name in stored}
     stored["recovery_scheme"], ours["recovery_scheme"] = int(record.get("scheme", "1")), scheme
+    # Nothing reads it then; earlier records have one all the same.
+    if ours["synthetic_share"] is None:
+        stored["synthetic_share"] = None
     return {
         name: (stored.get(name), value)
         for name, value in {**ours, **lost}.items()

@@ -37,6 +37,9 @@ from tscompress.workflows.unfinished import (
     recovery_directory,
 )
 
+#: What earlier records say of a recovery that does not read it.
+_RECORDED_SHARE = 0.7
+
 
 def recover_loaded_(
     student: LoadedModel,
@@ -162,7 +165,8 @@ def _check_share(student: LoadedModel, config: RecoveryConfig) -> None:
     UsageError
     """
     weight = adapter_of(student.family).defaults.real_weight
-    if config.synthetic_share is not None and not config.series and weight is not None:
+    given = config.synthetic_share not in (None, _RECORDED_SHARE)
+    if given and not config.series and weight is not None:
         raise UsageError(
             f"synthetic_share is {config.synthetic_share:g}, and without series a {student.family} "
             "draws real series by the real_weight of its corpus; give series with it, or leave it "

