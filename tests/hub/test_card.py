@@ -449,7 +449,7 @@ def test_settings_of_an_evaluation_are_told(saved: dict[str, Path]) -> None:
     settings = Settings(cross_learning=True, sort_quantiles=True, batch_size=8)
     found = result("small", 1.1).model_copy(update={"settings": settings})
     text = make_card(saved["fold"], scores=CardScores.of(found)).text
-    assert "suite `offline`, cross-learning in batches of 8, sorted quantiles; WQL and" in text
+    assert "suite offline, cross-learning in batches of 8, sorted quantiles; WQL and" in text
 
 
 def test_windows_are_not_counted_as_series(saved: dict[str, Path]) -> None:

@@ -175,11 +175,8 @@ def push(
     card = card_by_hand(directory / CARD_FILE, force=force)
     by_hand = card is not None
     if card is None:
-        if "/" not in repo_id and not dry_run:  # the card says from where it is loaded
-            check_token()
-            repo_id = with_owner(repo_id, timeout_seconds)
-        elif "/" not in repo_id:
-            notes.append(f"the card names {repo_id!r} alone; a push adds the owner of the token")
+        repo_id, unowned = _whole_id(repo_id, timeout_seconds, dry_run=dry_run)
+        notes += unowned
         scores, bench = measured_of(checkpoint, scores, bench)
         card = str(
             card_of(
@@ -214,6 +211,16 @@ def push(
     commit, said = done.commit, (*notes, *done.notes)
     made = commit.oid, commit.commit_url, commit.pr_url
     return PushResult(done.repo_id, sizes, left, said, card, *made, done.removed)
+
+
+def _whole_id(repo_id: str, timeout_seconds: float, *, dry_run: bool) -> tuple[str, list[str]]:
+    """The id that the card names, with the token's owner; a dry run has a note in its place."""
+    if "/" in repo_id:
+        return repo_id, []
+    if dry_run:
+        return repo_id, [f"the card names {repo_id!r} alone; a push adds the owner of the token"]
+    check_token()
+    return with_owner(repo_id, timeout_seconds), []
 
 
 def _without_licence(checkpoint: CheckpointRecord) -> str:

@@ -20,8 +20,12 @@ def ratio_text(ratio: float, low: float | None, high: float | None, digits: int)
 
 
 def plain(text: str) -> str:
-    """Text of others for Markdown: nothing in it is markup, a link or a new cell."""
-    return re.sub(r"([\\`*_\[\]<>|&])", r"\\\1", " ".join(text.split()))
+    """Text of others for Markdown: nothing in it is markup, a link or a new cell.
+
+    An underscore within a word is none.
+    """
+    marks = r"([\\`*\[\]<>|&]|(?<![^\W_])_|_(?![^\W_]))"
+    return re.sub(marks, r"\\\1", " ".join(text.split()))
 
 
 def counted(count: int, noun: str) -> str:
