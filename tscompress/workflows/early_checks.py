@@ -61,15 +61,12 @@ def check_sources_are_read(recipe: Recipe) -> None:
     RecipeError
     """
     source = recipe.calibration.source
-    calibrated = source not in OWN_SOURCES
-    if calibrated and not recipe.calibrates and recipe.profile is None:
+    if source not in OWN_SOURCES and not recipe.calibrates and recipe.profile is None:
         method = recipe.method if recipe.method == "svd" else "this fold"
         raise RecipeError(
             f"calibration: source: {source!r}, and {method} reads no series; leave it out."
         )
-    scored = recipe.evaluation is not None and recipe.evaluation.long_format is not None
-    trained = recipe.recover is not None and recipe.recover.series
-    if recipe.series != DEFAULT_FORMAT and not (calibrated or scored or trained):
+    if recipe.series != DEFAULT_FORMAT and not recipe.names_series:
         raise RecipeError(
             "series says how files of series are written, and the recipe names no file; give one "
             "as calibration.source, recover.series or evaluation.suite, or leave series out."

@@ -229,6 +229,13 @@ class Recipe(BaseModel):
         return self.method != "svd" and not alone
 
     @property
+    def names_series(self) -> bool:
+        """Whether it calibrates, trains or is scored on a file of series."""
+        scored = self.evaluation is not None and self.evaluation.long_format is not None
+        trained = self.recover is not None and bool(self.recover.series)
+        return self.calibration.source not in OWN_SOURCES or scored or trained
+
+    @property
     def scored_on(self) -> EvaluationConfig | None:
         """What it is evaluated on; a file of series has the columns of ``series``."""
         return None if self.evaluation is None else with_columns(self.evaluation, self.series)

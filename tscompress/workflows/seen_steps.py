@@ -97,9 +97,7 @@ def note_on_collections(
     """
     known = label_fingerprints(dataset)
     with suppress(TscompressError, ImportError, OSError):  # a note ends no evaluation
-        recipe = _recipe_of(loaded)
-        # A run leaves out what it is scored on.
-        with guarded([] if recipe is None else labels_of(recipe)):
+        with guarded(_left_out(loaded)):
             seen = sum(map(known.recognise, training_series(names)))
         if seen:
             return (
@@ -107,6 +105,14 @@ def note_on_collections(
                 f"that hold steps of {dataset.name!r} that are scored: its scores may be too good"
             )
     return None
+
+
+def _left_out(loaded: LoadedModel) -> list[Fingerprints]:
+    """What the run that made a model was scored on, and left out, as far as it is there."""
+    recipe = _recipe_of(loaded)
+    with suppress(TscompressError):
+        return [] if recipe is None else labels_of(recipe)
+    return []
 
 
 def collections_of(loaded: LoadedModel) -> tuple[str, ...]:

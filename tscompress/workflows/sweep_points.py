@@ -22,7 +22,7 @@ from tscompress.checkpoints.digests import (
     versions,
 )
 from tscompress.checkpoints.load import LoadedModel
-from tscompress.compression.calibration import OWN_SOURCES, CalibrationConfig
+from tscompress.compression.calibration import CalibrationConfig
 from tscompress.compression.fold_config import FoldConfig
 from tscompress.data.competitions import OFFLINE_SUITE
 from tscompress.data.reading.format import GivenSeries
@@ -273,15 +273,9 @@ def _point(sweep: SweepRecipe, grid: Grid, options: dict[str, Any]) -> Point | N
 
 def _without_unread(recipe: Recipe) -> Recipe:
     """A point without the files that other points read, so that its recipe is one of ``run``."""
-    update: dict[str, Any] = {}
     if not recipe.calibrates:
-        update["calibration"] = CalibrationConfig()
-    scored = recipe.evaluation is not None and recipe.evaluation.long_format is not None
-    trained = recipe.recover is not None and recipe.recover.series
-    given = recipe.calibrates and recipe.calibration.source not in OWN_SOURCES
-    if not (given or scored or trained):
-        update["series"] = GivenSeries()
-    return recipe.model_copy(update=update)
+        recipe = recipe.model_copy(update={"calibration": CalibrationConfig()})
+    return recipe if recipe.names_series else recipe.model_copy(update={"series": GivenSeries()})
 
 
 def _label(grid: Grid, fold: FoldConfig, sizes: Mapping[str, Any], steps: int) -> str:
