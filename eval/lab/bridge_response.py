@@ -182,7 +182,7 @@ def _size_and_place(scores: Sequence[ResponseScore]) -> list[Verdict]:
             "Response, size", "reference/chronos2 responds as much as the best forecast",
             f"slopes {'; '.join(str(one.slope) for one in plain)} at {names}",
             "1 within each interval; not expected of a small model",
-            all((one.slope.high or one.slope.value) >= 1 for one in plain), should=False,
+            all(_has_one(one.slope.low, one.slope.high) for one in plain), should=False,
         ),
         Verdict(
             "Response, place", "most of its response is at the step of the shift",
@@ -210,9 +210,13 @@ def _association(score: ResponseScore) -> list[Verdict]:
         Verdict(
             "Endogenous covariates", f"it is to the association of the best forecast, {beside}",
             f"{measured}; ridge regression {score.ridge_association:.2f}; {limits}",
-            "1 within the interval", None not in (low, high) and low <= 1 <= high,
+            "1 within the interval", _has_one(low, high),
         ),
     ]  # fmt: skip
+
+
+def _has_one(low: float | None, high: float | None) -> bool:
+    return low is not None and high is not None and low <= 1 <= high
 
 
 def _full_rank(results: dict[str, ProbeResult]) -> Verdict:

@@ -24,10 +24,11 @@ from learners import (
     train_looped,
     train_regressor,
 )
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from tscompress.errors import UsageError
 from tscompress.io.own_outputs import TRAINING_DIRECTORY
+from tscompress.io.strict import Strict
 from tscompress.lab.explicit_2sls import Explicit2SLS, Linear2SLS
 from tscompress.lab.in_context import Array, RegressionPrompts, RegressionTask
 from tscompress.lab.in_context_models import (
@@ -62,10 +63,8 @@ DIVERGED = 1e6
 LOOPS, STRIDE = 60, 4
 
 
-class Prompts(BaseModel):
+class Prompts(Strict):
     """How many prompts a cut is calibrated on and measured on."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     calibration: int = Field(default=512, ge=2)
     test: int = Field(default=1000, ge=2)
@@ -73,10 +72,8 @@ class Prompts(BaseModel):
     queries: int = Field(default=16, ge=1)
 
 
-class UnderCompressionRecipe(BaseModel):
+class UnderCompressionRecipe(Strict):
     """Learners to train, and what recovers their cuts."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     layouts: tuple[LayoutName, ...] = Field(min_length=1)
     covariates: CovariatesRecipe

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from verdicts import parser_of_sections
@@ -21,6 +21,7 @@ from verdicts import parser_of_sections
 from tscompress.checkpoints.names import WEIGHTS_FILE
 from tscompress.errors import RecipeError
 from tscompress.io.own_outputs import TRAINING_DIRECTORY, TRAINING_LOG
+from tscompress.io.strict import Strict
 from tscompress.io.untrusted import UnreadableFileError, first_problem, read_yaml
 from tscompress.lab.in_context import (
     RegressionPrompts,
@@ -41,7 +42,6 @@ from tscompress.training.in_context import BatchLoss, InContextTraining, train_i
 
 ROOT = Path(__file__).resolve().parents[2]
 TEST_SEED = 10_000
-_STRICT = ConfigDict(extra="forbid", frozen=True)
 Recipe = TypeVar("Recipe", bound=BaseModel)
 Trainings = TypeVar("Trainings", bound="RecipeTrainings[Any]")
 
@@ -110,29 +110,23 @@ def read_recipe(kind: type[Recipe], path: Path) -> Recipe:
 # --------------------------------------------------------------------------------------------------
 
 
-class Size(BaseModel):
+class Size(Strict):
     """Covariates and labelled examples of a prompt."""
-
-    model_config = _STRICT
 
     dim: int = Field(ge=1)
     history: int = Field(ge=1)
 
 
-class Comparison(BaseModel):
+class Comparison(Strict):
     """The four layouts, trained alike."""
-
-    model_config = _STRICT
 
     layers: int = Field(ge=1)
     function: Literal["linear", "network"] = "linear"
     training: InContextTraining
 
 
-class Patches(BaseModel):
+class Patches(Strict):
     """Shifted causal attention without softmax, on patches of several sizes."""
-
-    model_config = _STRICT
 
     layers: int = Field(ge=1)
     history: int = Field(ge=1, description="one more is a multiple of every size")
@@ -140,10 +134,8 @@ class Patches(BaseModel):
     training: InContextTraining
 
 
-class CovariatesRecipe(BaseModel):
+class CovariatesRecipe(Strict):
     """Trainings of Figures 2 and 3 of Dange et al."""
-
-    model_config = _STRICT
 
     task: Size
     width: int = Field(ge=1)
@@ -282,20 +274,16 @@ def save_model(model: nn.Module, directory: Path) -> None:
 # --------------------------------------------------------------------------------------------------
 
 
-class Causal(BaseModel):
+class Causal(Strict):
     """Regressors, instruments and confounding of a prompt."""
-
-    model_config = _STRICT
 
     p: int = Field(ge=1)
     q: int = Field(ge=1)
     endogeneity: float = Field(default=1.0, ge=0, allow_inf_nan=False)
 
 
-class InstrumentsRecipe(BaseModel):
+class InstrumentsRecipe(Strict):
     """In-context pretraining of a looped transformer (Liang et al., 2025, section 4)."""
-
-    model_config = _STRICT
 
     task: Causal
     examples: tuple[int, int] = Field(description="fewest and most labelled examples of a prompt")

@@ -377,15 +377,23 @@ def test_garbage_in_the_header(copy: Path, start: int) -> None:
     refused(CorruptCheckpointError, "model.safetensors is truncated or damaged", copy)
 
 
-@pytest.mark.parametrize("family", ["chronos-t5", "chronos-bolt"])
-def test_config_without_decoder_start_token_is_refused(
-    family: str, checkpoints: dict[str, Path], tmp_path: Path
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [
+        ("chronos-t5", "decoder_start_token_id"),
+        ("chronos-bolt", "decoder_start_token_id"),
+        ("chronos-bolt", "d_model"),
+        ("chronos-2", "d_model"),
+    ],
+)
+def test_config_without_what_forecasting_or_folding_reads_is_refused(
+    family: str, name: str, checkpoints: dict[str, Path], tmp_path: Path
 ) -> None:
     copy = Path(shutil.copytree(checkpoints[family], tmp_path / "copy"))
     config = json.loads((copy / "config.json").read_text())
-    del config["decoder_start_token_id"]
+    del config[name]
     (copy / "config.json").write_text(json.dumps(config))
-    refused(CorruptCheckpointError, "decoder_start_token_id", copy)
+    refused(CorruptCheckpointError, name, copy)
 
 
 def test_missing_weights_are_not_made_up(checkpoint: Path, tmp_path: Path) -> None:

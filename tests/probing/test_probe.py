@@ -40,7 +40,7 @@ def test_the_best_forecast_has_skill_1_and_the_best_constant_0(task: ProbeTask) 
     assert constant.skill.value == pytest.approx(0, abs=1e-12)
     assert best.skill.low == pytest.approx(1)
     assert best.crossing_rate == 0
-    assert (best.coverage is None) == (not task.process.noisy)
+    assert (best.coverage is None) == (not task.process.continuous)
     if task.group == "seasons":
         assert best.seasonal_naive == pytest.approx(1)
         assert mixture(task, 0.5).skill.value == pytest.approx(0.5)

@@ -171,7 +171,7 @@ def tiny_recipe(family: str, **changes: object) -> PretrainRecipe:
             num_heads=4,
             context_length=64,
             prediction_length=16,
-            vocab_size=64,
+            **({"vocab_size": 64} if family == "chronos-t5" else {}),
         ),
         "stages": (Stage(steps=4, buckets=(Bucket(context_length=32, horizon=8, batch_size=4),)),),
         "precision": "no",

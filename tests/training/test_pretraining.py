@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import signal
 import textwrap
 from concurrent.futures import ThreadPoolExecutor
@@ -513,6 +514,30 @@ def test_a_rate_of_position_biases_is_refused_where_there_are_none(tmp_path: Pat
     assert not (tmp_path / "out" / "model").exists()
 
 
+@pytest.mark.parametrize(
+    ("family", "change", "said"),
+    [
+        ("chronos-bolt", {"vocab_size": 64}, "a chronos-bolt reads no vocab_size"),
+        ("chronos-2", {"top_k": 5}, "a chronos-2 reads no top_k"),
+        ("chronos-t5", {"patch_size": 8}, "a chronos-t5 reads no patch_size"),
+        ("chronos-t5", {"quantiles": (0.5,)}, "a chronos-t5 reads no quantiles"),
+    ],
+)
+def test_a_shape_that_a_family_does_not_read_is_refused(
+    tmp_path: Path, family: str, change: dict[str, object], said: str
+) -> None:
+    shape = short(family).architecture.model_dump() | change
+    with pytest.raises(RecipeError, match=said):
+        pretrain(short(family, architecture=shape), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_real_series_that_no_corpus_draws_are_refused(tmp_path: Path) -> None:
+    none = CorpusConfig(real_weight=0)
+    with pytest.raises(RecipeError, match="real_weight of a corpus, which is 0 in every stage"):
+        pretrain(short("chronos-bolt", real_series=("prison",), corpus=none), tmp_path / "out")
+
+
 def test_a_bucket_reads_no_more_than_the_architecture(tmp_path: Path) -> None:
     bucket = Bucket(context_length=65, horizon=8, batch_size=4)
     recipe = tiny_recipe("chronos-bolt", stages=(Stage(steps=1, buckets=(bucket,)),))
@@ -747,17 +772,31 @@ def test_two_trainings_to_one_output_exclude_each_other(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
-def test_a_fresh_start_leaves_no_older_checkpoint(tmp_path: Path) -> None:
+def test_a_fresh_start_leaves_nothing_of_an_older_run(tmp_path: Path) -> None:
     recipe = short("chronos-bolt")
-    pretrain(recipe, tmp_path)
+    pretrain(short("chronos-bolt", snapshots=(0.5,)), tmp_path)
+    (tmp_path / "step-7").mkdir()
+    shutil.copy(tmp_path / "model" / "pretrain.yaml", tmp_path / "step-7")
+    (tmp_path / "step-7" / "config.json").write_text("{}")  # that is none of ours
+    assert len(list(tmp_path.glob("step-*"))) == 2
 
     def die(progress: Progress) -> None:
         raise SystemExit
 
     with pytest.raises(SystemExit):
         pretrain(recipe, tmp_path, force=True, report=die, log_every=1)
+    assert not (tmp_path / "model").exists()
+    assert [path.name for path in tmp_path.glob("step-*")] == ["step-7"]
     with pytest.raises(RecipeError, match="no checkpoint"):
         pretrain(recipe, tmp_path, resume=True)
+
+
+def test_an_older_snapshot_that_is_read_is_not_removed(tmp_path: Path) -> None:
+    pretrain(short("chronos-bolt", snapshots=(0.5,)), tmp_path)
+    (snapshot,) = tmp_path.glob("step-*")
+    with pytest.raises(OutputExistsError, match="is the input"):
+        pretrain(short("chronos-bolt", start_from=str(snapshot)), tmp_path, force=True)
+    assert (snapshot / "config.json").is_file()
 
 
 @pytest.mark.parametrize("log", ["ours", "empty"])

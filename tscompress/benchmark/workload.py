@@ -9,19 +9,18 @@ from typing import Any, Literal
 
 import torch
 from chronos import BaseChronosPipeline
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from tscompress.errors import RecipeError, UsageError
 from tscompress.families.groups import kind_of, reads_covariates
 from tscompress.families.registry import adapter_of_pipeline
 from tscompress.io.quiet import quiet_horizons
+from tscompress.io.strict import Strict
 from tscompress.io.text import counted
 
 
-class Workload(BaseModel):
+class Workload(Strict):
     """Sizes of one ``predict`` call, and how often it is timed."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     batch_size: int = Field(default=32, ge=1, le=10**6, description="series")
     context_length: int = Field(

@@ -9,10 +9,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from tscompress.errors import PlanError
 from tscompress.io.files import write_text_atomically
+from tscompress.io.strict import Strict
 from tscompress.plan.plan import read_json, validated
 
 SENSITIVITY_VERSION: Literal[1] = 1
@@ -21,7 +22,7 @@ PartKind = Literal["qk", "vo", "hidden", "embedding", "layer", "width"]
 STREAM = "stream"
 
 
-class Part(BaseModel):
+class Part(Strict):
     """One part that can be made smaller, and its measured losses.
 
     Attributes
@@ -39,8 +40,6 @@ class Part(BaseModel):
         a layer, the feed-forward before it is fitted; at a smaller width, or rank of an embedding,
         nothing is fitted. Raw: noise may make it slightly negative.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str
     kind: PartKind
@@ -68,7 +67,7 @@ class Part(BaseModel):
         return tuple(max(0.0, value) for value in rising(self.losses))
 
 
-class Sensitivity(BaseModel):
+class Sensitivity(Strict):
     """The parts of a model, measured.
 
     Attributes
@@ -79,8 +78,6 @@ class Sensitivity(BaseModel):
     settings
         How it was measured, for the record.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     version: Literal[1] = SENSITIVITY_VERSION
     family: str

@@ -53,7 +53,8 @@ def compress(
     recipe: Annotated[
         Path | None,
         typer.Option(
-            help="YAML; instead of the options of method, sizes and columns.", parser=path
+            help="YAML; instead of the options of method, sizes, columns and calibration.",
+            parser=path,
         ),
     ] = None,
     method: Annotated[

@@ -267,7 +267,8 @@ def bench(
     warmup: Annotated[int, typer.Option(min=0)] = 3,
     threads: Threads = None,
     memory: Annotated[
-        bool, typer.Option("--memory/--no-memory", help="Peak memory, in a separate process.")
+        bool,
+        typer.Option("--memory/--no-memory", help="Peak memory; on a CPU in a separate process."),
     ] = True,
     share: Annotated[
         bool,

@@ -39,7 +39,7 @@ _COLUMNS: dict[str, Any] = {
     ),
     "known_covariates": _option(
         str | None,
-        help="Columns with values over the horizon, as in promo,holiday; evaluate alone reads "
+        help="Columns with values over the horizon, as in promo,holiday; only scoring reads "
         "covariates.",
     ),
     "past_covariates": _option(

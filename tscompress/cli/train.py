@@ -176,7 +176,9 @@ def pretrain(
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
-    """Train a Chronos-Bolt, Chronos-T5 or Chronos-2 from scratch on synthetic series.
+    """Train a Chronos-Bolt, Chronos-T5 or Chronos-2 on synthetic and real series.
+
+    It starts from scratch, or from a smaller model that is grown (start_from in the recipe).
 
     With a schedule in the recipe it is compressed by design: head sizes differ by layer.
     """

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor
 
 from tscompress.checkpoints.load import LoadedModel
@@ -31,6 +31,7 @@ from tscompress.families.calibration_sizes import BY_DEFAULT
 from tscompress.families.groups import group_size
 from tscompress.families.registry import adapter_of, adapter_of_layers
 from tscompress.io.arguments import check_type
+from tscompress.io.strict import Strict
 
 SYNTHETIC = "synthetic"
 MIXED = "mixed"
@@ -45,10 +46,8 @@ _MORE_BATCHES = 1.5
 _STEPS_PER_BATCH = 1024
 
 
-class CalibrationConfig(BaseModel):
+class CalibrationConfig(Strict):
     """Series that a compression is fitted on."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     source: str = Field(
         default=MIXED,

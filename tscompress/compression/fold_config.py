@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any, ClassVar, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from tscompress.checkpoints.load import LoadedModel
 from tscompress.errors import UsageError
 from tscompress.families.registry import adapter_of_layers
 from tscompress.io.removed_options import without_removed
+from tscompress.io.strict import Strict
 from tscompress.plan.plan import DROPS
 
 
@@ -28,7 +29,7 @@ def multiplies_bfloat16(device: torch.device) -> bool:
 VALUE_SWEEPS = 10
 
 
-class FoldConfig(BaseModel):
+class FoldConfig(Strict):
     """Options of folding besides sizes. ``eval/notes/folding.md`` has measurements of most.
 
     Attributes
@@ -61,8 +62,6 @@ class FoldConfig(BaseModel):
         are dropped or have one dimension a head. Alone it is exact and reads no series. A factored
         checkpoint.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     refit: Literal["residual", "layer", "none"] = "residual"
     frequencies: Literal["stock", "free"] = "stock"

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 from gluonts.time_feature.seasonality import get_seasonality
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
 from tscompress.data.covariates import SeriesCovariates
 from tscompress.data.reading.format import SeriesFormat
@@ -18,6 +18,7 @@ from tscompress.data.reading.read import SeriesFile
 from tscompress.data.reading.summary import SeriesSummary
 from tscompress.data.reading.time_grid import Step
 from tscompress.errors import DataError
+from tscompress.io.strict import Strict
 from tscompress.runtime.quantiles import DEFAULT_LEVELS
 
 SeriesArray = npt.NDArray[np.float64]
@@ -34,15 +35,13 @@ class LongFormat(SeriesFormat):
     seasonality: int | None = Field(default=None, ge=1, description="null: by the frequency")
 
 
-class DatasetConfig(BaseModel):
+class DatasetConfig(Strict):
     """One backtest, with the keys of the official Chronos benchmark configs.
 
     ``offset`` counts steps from the end of a series to the first forecast origin:
     −``prediction_length`` · ``num_rolls`` forecasts the last windows, one after another; a smaller
     number leaves the steps behind the last window unused.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str
     hf_repo: str

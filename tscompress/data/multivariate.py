@@ -13,10 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from tscompress.data.batch import ForecastBatch
 from tscompress.data.synthetic import FloatArray, SyntheticCorpus
+from tscompress.io.strict import Strict
 
 _Values = NDArray[np.float64]
 
@@ -32,10 +33,8 @@ _EFFECTS: tuple[Callable[[_Values], _Values], ...] = (
 GROUPED_SHARE = 0.8
 
 
-class GroupsConfig(BaseModel):
+class GroupsConfig(Strict):
     """Mixture of the relations between the series of a group; weights need not sum to 1."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     share: float = Field(default=0.5, ge=0, le=1, description="of tasks with several series")
     largest: int = Field(default=6, ge=2, description="most series of a group")

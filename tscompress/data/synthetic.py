@@ -18,7 +18,9 @@ from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from tscompress.io.strict import Strict
 
 FloatArray = NDArray[np.float32]
 
@@ -30,10 +32,8 @@ PERIOD_WEIGHTS = (5.0, 1.0, 1.0, 4.0, 9.0, 5.0, 1.0, 2.0, 2.0, 1.0, 1.0, 1.0, 0.
 SEASONAL_PERIODS = (4, 5, 6, 7, 12, 24, 30, 48, 52)
 
 
-class CorpusConfig(BaseModel):
+class CorpusConfig(Strict):
     """Mixture weights and corruptions of :class:`SyntheticCorpus`; weights need not sum to 1."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     kernel_weight: float = Field(default=0.25, ge=0, description="Gaussian-process compositions")
     structural_weight: float = Field(default=0.45, ge=0, description="trend, season and noise")

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict
 
 from tscompress.data.evaluation_sets import QUANTILE_LEVELS, SeriesArray
 from tscompress.evaluation.metrics import Quantiles
+from tscompress.io.strict import Strict
 
 #: Share of labels from the quantile 0.1 to 0.9 of a calibrated forecast.
 BAND = 0.8
-_STRICT = ConfigDict(extra="forbid", frozen=True)
 
 
-class Calibration(BaseModel):
+class Calibration(Strict):
     """How often labels are below the quantiles of one model."""
-
-    model_config = _STRICT
 
     frequencies: tuple[float, ...]
     """Share of labels at or below each of the nine quantiles; the levels, if calibrated."""

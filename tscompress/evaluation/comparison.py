@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-from pydantic import BaseModel, ConfigDict
 
 from tscompress.errors import DataError, UsageError
 from tscompress.evaluation.intervals import Values, percentile_interval, resampled_log_ratios
@@ -30,9 +29,9 @@ from tscompress.evaluation.results import (
     SeriesContributions,
     relative,
 )
+from tscompress.io.strict import Strict
 from tscompress.io.text import numbered, percent, ratio_text
 
-_STRICT = ConfigDict(extra="forbid", frozen=True)
 #: With fewer, intervals are clearly too narrow (``eval/coverage.py``).
 _FEW_SERIES = 15
 #: What to read where a sum over series is carried by few of them.
@@ -41,23 +40,19 @@ _BESIDE = {"WQL": ", and read MASE, which scales each series, beside it", "MASE"
 _CONFIDENCE, _RESAMPLES = 0.95, 2000
 
 
-class Ratio(BaseModel):
+class Ratio(Strict):
     """A score divided by the reference's, below 1 is better, and its confidence interval.
 
     ``low`` and ``high`` are None without at least two series with recorded contributions.
     """
-
-    model_config = _STRICT
 
     ratio: float
     low: float | None = None
     high: float | None = None
 
 
-class DatasetComparison(BaseModel):
+class DatasetComparison(Strict):
     """One model against the reference on one dataset."""
-
-    model_config = _STRICT
 
     dataset: str
     series_count: int
@@ -67,10 +62,8 @@ class DatasetComparison(BaseModel):
     WQL: Ratio
 
 
-class ModelComparison(BaseModel):
+class ModelComparison(Strict):
     """One model against the reference: geometric means over the datasets, and each dataset."""
-
-    model_config = _STRICT
 
     model: str
     MASE: Ratio
@@ -79,10 +72,8 @@ class ModelComparison(BaseModel):
     datasets: tuple[DatasetComparison, ...]
 
 
-class Comparison(BaseModel):
+class Comparison(Strict):
     """Several models against the first, ``reference``."""
-
-    model_config = _STRICT
 
     reference: str
     models: tuple[ModelComparison, ...]

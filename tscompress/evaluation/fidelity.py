@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel, BeforeValidator, ConfigDict
+from pydantic import BeforeValidator
 
 from tscompress.data.evaluation_sets import QUANTILE_LEVELS, EvaluationDataset, SeriesArray
 from tscompress.errors import DataError, UsageError
@@ -30,12 +30,12 @@ from tscompress.evaluation.metrics import (
 )
 from tscompress.evaluation.results import geometric_mean
 from tscompress.io.results import Result
+from tscompress.io.strict import Strict
 from tscompress.plotting import ForecastPanel
 
 #: Upper ends of the buckets of context lengths, in steps.
 CONTEXT_BUCKETS = (32, 64, 128, 256, 512, 1024)
 WORST_SERIES = 10
-_STRICT = ConfigDict(extra="forbid", frozen=True)
 
 _UNDEFINED = np.full(len(QUANTILE_LEVELS), math.nan)
 Vector = tuple[float, ...]
@@ -50,20 +50,16 @@ Gaps = tuple[
 # --------------------------------------------------------------------------------------------------
 
 
-class GroupRatio(BaseModel):
+class GroupRatio(Strict):
     """Quantile loss of some series, relative to the original's."""
-
-    model_config = _STRICT
 
     group: str
     series_count: int
     ratio: float
 
 
-class WorstSeries(BaseModel):
+class WorstSeries(Strict):
     """A series whose forecast got worse, with the data of its figure."""
-
-    model_config = _STRICT
 
     dataset: str
     series: int
@@ -97,10 +93,8 @@ class WorstSeries(BaseModel):
         return ForecastPanel(title, self.context, self.label, self.original, self.compressed)
 
 
-class DatasetFidelity(BaseModel):
+class DatasetFidelity(Strict):
     """Both models on one dataset."""
-
-    model_config = _STRICT
 
     dataset: str
     freq: str

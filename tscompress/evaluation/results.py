@@ -15,12 +15,13 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import model_validator
 
 from tscompress.errors import DataError, UsageError
 from tscompress.io.files import user_path, write_text_atomically
 from tscompress.io.own_outputs import table_csv
 from tscompress.io.results import Result, results_json
+from tscompress.io.strict import Strict
 
 with warnings.catch_warnings():
     # gluonts recommends faster JSON libraries on import; nothing here is slowed down by JSON.
@@ -39,17 +40,13 @@ Measure = Literal["coverage", "coverage_error", "crossing_rate"]
 #: Of the quantiles of a model on a dataset, beside the metrics.
 MEASURES: tuple[Measure, ...] = ("coverage", "coverage_error", "crossing_rate")
 
-_STRICT = ConfigDict(extra="forbid", frozen=True)
 
-
-class SeriesContributions(BaseModel):
+class SeriesContributions(Strict):
     """Contributions of each series to the scores of its dataset, as columns ``[N]``.
 
     WQL and MASE are ratios of sums over series, so these columns give the scores of any subset or
     resample of series, for paired statistics.
     """
-
-    model_config = _STRICT
 
     quantile_loss: tuple[float, ...]
     """Sum over the steps of the quantile loss, averaged over the levels 0.1 … 0.9."""
@@ -86,20 +83,16 @@ class SeriesContributions(BaseModel):
             return float(over.sum() / under.sum())
 
 
-class Sampling(BaseModel):
+class Sampling(Strict):
     """Settings of sampling; two models share random numbers if all three are equal."""
-
-    model_config = _STRICT
 
     seeds: tuple[int, ...]
     num_samples: int
     batch_size: int
 
 
-class Settings(BaseModel):
+class Settings(Strict):
     """Which series see one another in a forecast, and what is done with its quantiles."""
-
-    model_config = _STRICT
 
     cross_learning: bool = False
     """All series of a batch do, as by chronos-forecasting's option of that name."""
@@ -122,10 +115,8 @@ class Settings(BaseModel):
         return [words for words, is_so in said.items() if is_so]
 
 
-class DatasetScore(BaseModel):
+class DatasetScore(Strict):
     """Scores of one model on one dataset."""
-
-    model_config = _STRICT
 
     dataset: str
     model: str

@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import model_validator
 
 from tscompress.data.evaluation_sets import EvaluationDataset
 from tscompress.evaluation.fidelity import check_quantiles
 from tscompress.evaluation.metrics import Band, Quantiles, band, series_contributions
+from tscompress.io.strict import Strict
 
 #: Missing values are None: JSON has no NaN.
 Known = tuple[float | None, ...]
@@ -21,10 +22,8 @@ Known = tuple[float | None, ...]
 EXAMPLES = 6
 
 
-class ForecastExample(BaseModel):
+class ForecastExample(Strict):
     """One series with its labels and the forecasts of two models."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     dataset: str
     series: int

@@ -320,13 +320,13 @@ class ForecastFamily(JointForecasts, Exportable, Openable, LayeredFamily):
     group_size
         Series in a calibration group, which attend to each other; 1: no groups.
     needed_settings
-        Keys of ``config.json`` without which a model loads but forecasting fails.
+        Keys of ``config.json`` without which a model loads, but is not forecast with or folded.
     """
 
     stock_class: ClassVar[Any]
     pipeline_class: ClassVar[type[BaseChronosPipeline]]
     group_size: ClassVar[int] = 1
-    needed_settings: ClassVar[tuple[str, ...]] = ()
+    needed_settings: ClassVar[tuple[str, ...]] = ("d_model",)
     defaults: ClassVar[FamilyDefaults]
 
     # Building

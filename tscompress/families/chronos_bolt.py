@@ -33,7 +33,7 @@ class ChronosBolt(PatchFamily):
     page_name = "Chronos-Bolt"
     stock_class = ChronosBoltModelForForecasting
     pipeline_class = ChronosBoltPipeline
-    needed_settings = ("decoder_start_token_id",)
+    needed_settings = ("d_model", "decoder_start_token_id")
     even_rows = True  # sizes by layer keep more so (eval/notes/folding.md)
     # With norms as large as the teacher's it learns faster (eval/notes/recovery.md).
     defaults = replace(

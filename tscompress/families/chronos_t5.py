@@ -39,7 +39,7 @@ class ChronosT5(ForecastFamily):
     stock_class = T5ForConditionalGeneration
     pipeline_class = ChronosPipeline
     draws_samples = True
-    needed_settings = ("decoder_start_token_id",)
+    needed_settings = ("d_model", "decoder_start_token_id")
     rotated_config = UNTIED
     compared_values = "logits"
     # eval/notes has the measurements.

@@ -8,15 +8,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 
 from tscompress.errors import DataError
+from tscompress.io.strict import Strict
 from tscompress.io.untrusted import UnreadableFileError, first_problem, regular_file
 
 R = TypeVar("R", bound="Result")
 
 
-class Result(BaseModel):
+class Result(Strict):
     """A result that a file can hold, alone or with the one that it was compared with.
 
     Attributes
@@ -28,8 +29,6 @@ class Result(BaseModel):
     limit
         Largest file that is read, in bytes; None: any.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     kind: ClassVar[str]
     command: ClassVar[str]

@@ -50,8 +50,8 @@ class AttentionBlock(_Block):
     softmax
         Whether scores pass a softmax, which a constant added to all keys does not change.
     depth
-        Number of attention layers before its inputs (Yu et al., 2025, sec. 5). Cross-attention
-        reads the encoder's output, so it counts after every encoder layer.
+        Index of its layer in the stack (i of Yu et al., 2025, sec. 5). Cross-attention reads the
+        encoder's output, so its index counts on from the number of encoder layers.
     single_key
         Whether its softmax is always over one key, so that queries and keys do nothing.
     constant_query

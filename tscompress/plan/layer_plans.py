@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from tscompress.errors import PlanError
+from tscompress.io.strict import Strict
 from tscompress.plan.architecture import BlockKind
 
 INPUT_PATCHES, OUTPUT_PATCHES = "input_patch_embedding", "output_patch_embedding"
@@ -16,10 +17,8 @@ TOKENS: Literal["shared"] = "shared"
 Size = Annotated[int, Field(ge=1, le=2**31)]
 
 
-class ProjectionPlan(BaseModel):
+class ProjectionPlan(Strict):
     """A Linear layer that becomes two factors or stays dense."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str
     part: Literal["attention", "feed_forward"]
@@ -60,7 +59,7 @@ class ProjectionPlan(BaseModel):
         return self.rank * (self.out_features + self.in_features)
 
 
-class HeadPlan(BaseModel):
+class HeadPlan(Strict):
     """Head sizes of one attention block.
 
     Attributes
@@ -86,8 +85,6 @@ class HeadPlan(BaseModel):
         one dimension a head is exact, of queries and keys in cross-attention, of values in
         self-attention.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str
     kind: BlockKind
@@ -200,7 +197,7 @@ class HeadPlan(BaseModel):
         return f"head sizes {self.qk_size} (q, k), {self.vo_size} (v)"
 
 
-class HiddenPlan(BaseModel):
+class HiddenPlan(Strict):
     """Hidden units of one feed-forward, or of one patch embedding, which has biases.
 
     Attributes
@@ -210,8 +207,6 @@ class HiddenPlan(BaseModel):
     gated
         Whether hidden units are products of two input projections.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str
     part: Literal["feed_forward", "patch"]
@@ -276,7 +271,7 @@ class TokenTable(NamedTuple):
         return self.weights / self.factored(1)
 
 
-class EmbeddingPlan(BaseModel):
+class EmbeddingPlan(Strict):
     """Token embedding and output head of a Chronos-T5, which become one table of lower rank.
 
     A token is embedded by the table, ``[vocabulary, rank]``, and a projection to the residual
@@ -287,8 +282,6 @@ class EmbeddingPlan(BaseModel):
     tied
         Whether embedding and head were one table before.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: Literal["shared"] = TOKENS
     part: Literal["embedding"] = "embedding"
@@ -332,10 +325,8 @@ class EmbeddingPlan(BaseModel):
         return f"rank {self.rank}"
 
 
-class WidthPlan(BaseModel):
+class WidthPlan(Strict):
     """Residual-stream width, ``d_model``: the original's, and the new one in ``kept``."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     d_model: Size
     kept: Size

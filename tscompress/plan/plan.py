@@ -13,10 +13,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from tscompress.errors import PlanError
 from tscompress.io.files import write_text_atomically
+from tscompress.io.strict import Strict
 from tscompress.io.text import percent, rounded_count
 from tscompress.io.untrusted import UnreadableFileError, first_problem
 from tscompress.io.untrusted import read_json as read_json_file
@@ -39,7 +40,7 @@ _PLACE = re.compile(r"(\w+)\.block\.(\d+)(?=\.|$)")
 M = TypeVar("M", bound=BaseModel)
 
 
-class Plan(BaseModel):
+class Plan(Strict):
     """Sizes of every layer, and the schedule that chose them.
 
     Attributes
@@ -61,8 +62,6 @@ class Plan(BaseModel):
     calibrated_on
         The user's series that were read, in one line, for the record.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     version: Literal[1] = PLAN_VERSION
     family: str

@@ -12,9 +12,7 @@ from decimal import Decimal
 from typing import Annotated, Literal
 
 from pydantic import (
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     TypeAdapter,
     ValidationError,
@@ -23,6 +21,7 @@ from pydantic import (
 )
 
 from tscompress.errors import UsageError
+from tscompress.io.strict import Strict
 from tscompress.io.untrusted import first_problem
 
 Method = Literal["fold", "svd", "activation-svd"]
@@ -33,7 +32,7 @@ _BYTES = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2*
 _UNITS = {"parameters": _COUNTS, "macs": _COUNTS, "bytes": _BYTES, "kv-cache": _BYTES}
 
 
-class Budget(BaseModel):
+class Budget(Strict):
     """An upper bound of a cost of the compressed model.
 
     Attributes
@@ -49,8 +48,6 @@ class Budget(BaseModel):
     percent
         Only for ``wql``: upper bound of its rise.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     measure: Literal["parameters", "bytes", "macs", "kv-cache", "latency", "wql"]
     ratio: float | None = Field(default=None, gt=0, le=1)
@@ -120,11 +117,7 @@ def _amount_text(amount: int, units: Mapping[str, int]) -> str:
     return min(exact, key=len)
 
 
-class _Schedule(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class EpsilonSchedule(_Schedule):
+class EpsilonSchedule(Strict):
     """Keep the ε-rank of each matrix (paper sec. 5).
 
     Attributes
@@ -137,7 +130,7 @@ class EpsilonSchedule(_Schedule):
     epsilon: float = Field(gt=0, lt=1)
 
 
-class RankSchedule(_Schedule):
+class RankSchedule(Strict):
     """The same rank for every projection; with ``fold``, the same size for every head (d_kv).
 
     Attributes
@@ -150,7 +143,7 @@ class RankSchedule(_Schedule):
     rank: int = Field(ge=1, le=2**31)
 
 
-class EnergySchedule(_Schedule):
+class EnergySchedule(Strict):
     """The smallest rank that keeps a share of the squared singular values.
 
     Attributes
@@ -163,7 +156,7 @@ class EnergySchedule(_Schedule):
     energy: float = Field(gt=0, le=1)
 
 
-class PowerLawSchedule(_Schedule):
+class PowerLawSchedule(Strict):
     """Head size ceil(d_0 (1 + i)^alpha) at depth i, times the number of heads (paper sec. 5).
 
     Attributes
@@ -184,7 +177,7 @@ class PowerLawSchedule(_Schedule):
     )
 
 
-class FitSchedule(_Schedule):
+class FitSchedule(Strict):
     """Head sizes by the power law that fits the ε-ranks of the heads best, for ``fold``.
 
     Attributes
@@ -197,7 +190,7 @@ class FitSchedule(_Schedule):
     epsilon: float = Field(gt=0, lt=1)
 
 
-class BudgetSchedule(_Schedule):
+class BudgetSchedule(Strict):
     """Ranks that keep most of every matrix's energy within a budget, for ``svd``.
 
     Attributes
@@ -216,7 +209,7 @@ ProjectionSchedule = (
 Schedule = ProjectionSchedule | FitSchedule
 
 
-class PlannedSchedule(_Schedule):
+class PlannedSchedule(Strict):
     """Sizes of least predicted loss within a budget of the whole model; for ``fold``.
 
     Attributes

@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from typing import ClassVar, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
+from tscompress.io.strict import Strict
 from tscompress.probing.processes import NORMAL, Array, Paths, Seasonal, seasonal_path
 
-_STRICT = ConfigDict(extra="forbid", frozen=True)
 #: From one step to the next, of a smooth covariate.
 _SMOOTHNESS = 0.9
 #: Of a step, to be the first of a pulse of two steps.
@@ -22,14 +22,12 @@ _PULSE_CHANCE = 1 / 12
 MAX_COVARIATES = 64
 
 
-class Covariate(BaseModel):
+class Covariate(Strict):
     """A series beside the target, and its effect.
 
     Noise and smooth covariates have mean 0 and standard deviation 1, pulses are 1 for two steps and
     0 between.
     """
-
-    model_config = _STRICT
 
     shape: Literal["noise", "smooth", "pulses"] = "noise"
     effect: Literal["linear", "square", "sign"] = "linear"

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from chronos import BaseChronosPipeline
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from tscompress.checkpoints.given import AnyModel, loaded_of
 from tscompress.data.evaluation_sets import QUANTILE_LEVELS
@@ -21,6 +21,7 @@ from tscompress.evaluation.typical_series import known
 from tscompress.families.groups import kind_of, reads_covariates
 from tscompress.families.registry import adapter_of_pipeline
 from tscompress.io.arguments import check_counts, check_list, check_type
+from tscompress.io.strict import Strict
 from tscompress.probing.forecasts import Forecaster
 from tscompress.probing.processes import Array
 from tscompress.probing.regressions import Regressions, ResponseTask
@@ -44,10 +45,8 @@ _LEVELS = np.array(QUANTILE_LEVELS)[:, None]  # [9, 1]
 OnTask = Callable[[TaskScore | ResponseScore, int, int], None]
 
 
-class ProbeConfig(BaseModel):
+class ProbeConfig(Strict):
     """Section ``probe`` of a recipe; see :func:`probe`."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     tasks: tuple[str, ...] | None = Field(
         default=None, min_length=1, description="names, groups or shell patterns; null: all"
@@ -327,7 +326,7 @@ def score_task(
         task=task,
         skill=estimate(losses.skill(), losses.resampled(task.name)),
         seasonal_naive=losses.skill("seasonal_naive"),
-        coverage=found.coverage if task.process.noisy else None,
+        coverage=found.coverage if task.process.continuous else None,
         crossing_rate=found.crossing_rate,
         losses=losses,
         example=_example(task, drawn, quantiles),

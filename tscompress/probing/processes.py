@@ -17,14 +17,14 @@ from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat
+from pydantic import Field, PositiveFloat
 
 from tscompress.data.evaluation_sets import QUANTILE_LEVELS
 from tscompress.evaluation.metrics import Quantiles
+from tscompress.io.strict import Strict
 
 Array = npt.NDArray[np.float64]
 
-_STRICT = ConfigDict(extra="forbid", frozen=True)
 #: Quantiles 0.1 … 0.9 of the standard normal distribution, ``[9, 1]``.
 NORMAL = np.array([[NormalDist().inv_cdf(level)] for level in QUANTILE_LEVELS])
 #: How strongly a season of amplitude 1 multiplies the level.
@@ -46,10 +46,8 @@ class Paths(NamedTuple):
     """Covariates known ahead, the first ones."""
 
 
-class Season(BaseModel):
+class Season(Strict):
     """A repeated pattern: free, with independent values of each step, or a few smooth waves."""
-
-    model_config = _STRICT
 
     period: int = Field(ge=2)
     shape: Literal["free", "smooth"] = "free"
@@ -81,10 +79,8 @@ def seasonal_path(
     return path
 
 
-class Trend(BaseModel):
+class Trend(Strict):
     """A rise, or fall, over the context: linear, or damped to an end."""
-
-    model_config = _STRICT
 
     kind: Literal["linear", "damped"] = "linear"
     rise: PositiveFloat = Field(default=10.0, description="over the context, on average")
@@ -98,10 +94,8 @@ class Trend(BaseModel):
         return np.asarray(rise * shape)
 
 
-class Seasonal(BaseModel):
+class Seasonal(Strict):
     """What processes with seasons and white noise have in common."""
-
-    model_config = _STRICT
 
     seasons: tuple[Season, ...] = ()
     noise: float = Field(default=0.0, ge=0, description="standard deviation")
@@ -112,8 +106,8 @@ class Seasonal(BaseModel):
         return max((season.period for season in self.seasons), default=1)
 
     @property
-    def noisy(self) -> bool:
-        """Whether the label has noise."""
+    def continuous(self) -> bool:
+        """Whether outcomes have a density: then the best 80% interval covers 0.8 of them."""
         return self.noise > 0
 
 
@@ -154,16 +148,14 @@ class Structural(Seasonal):
         return Paths(values, path[:, None, context:] + self.noise * NORMAL)
 
 
-class Autoregressive(BaseModel):
+class Autoregressive(Strict):
     """x_t = c x_{t-1} + e_t around a level, with normal e_t; 1 is a random walk."""
-
-    model_config = _STRICT
 
     kind: Literal["autoregressive"] = "autoregressive"
     coefficient: float = Field(gt=0, le=1)
 
     season_length: ClassVar[int] = 1
-    noisy: ClassVar[bool] = True
+    continuous: ClassVar[bool] = True
     ends_constant: ClassVar[bool] = True
 
     def paths(self, rng: np.random.Generator, count: int, context: int, horizon: int) -> Paths:
@@ -184,17 +176,15 @@ class Autoregressive(BaseModel):
         return Paths(level + values, best)
 
 
-class Intermittent(BaseModel):
+class Intermittent(Strict):
     """Demand of 1 + Poisson units at some steps, nothing between: at random ones, or regularly."""
-
-    model_config = _STRICT
 
     kind: Literal["intermittent"] = "intermittent"
     interval: int = Field(default=4, ge=2, description="steps from demand to demand, on average")
     regular: bool = Field(default=False, description="exactly interval steps apart")
     mean_size: float = Field(default=5.0, ge=1, le=50)
 
-    noisy: ClassVar[bool] = True
+    continuous: ClassVar[bool] = False
 
     @property
     def season_length(self) -> int:

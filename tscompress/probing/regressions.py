@@ -12,13 +12,13 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
+from tscompress.io.strict import Strict
 from tscompress.lab.instruments import ordinary_least_squares, two_stage_least_squares
 from tscompress.probing.processes import Array
 
 Indices = npt.NDArray[np.int64]
-_STRICT = ConfigDict(extra="forbid", frozen=True)
 GROUP = "response"
 #: Of a covariate at one step ahead: one standard deviation, so that values stay usual.
 SHIFT = 1.0
@@ -26,15 +26,13 @@ SHIFT = 1.0
 INSTRUMENT, CONFOUNDER, OWN = 0.4, 0.4, 0.2
 
 
-class ResponseTask(BaseModel):
+class ResponseTask(Strict):
     """Forecast y_t = a + sum_j w_j x_jt + noise, w ~ N(0, I), x white noise and known ahead.
 
     ``confounded``: there is one x, and an unseen u acts on it and on y, so that the coefficient of
     the best forecast is not the causal effect w (Liang et al., 2025, Algorithm 1). With
     ``instrument`` an instrument z, which acts on y through x alone, is a second covariate.
     """
-
-    model_config = _STRICT
 
     name: str
     covariates: int = Field(default=1, ge=1, le=16, description="x, without the instrument")

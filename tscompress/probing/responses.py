@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict
 
 from tscompress.evaluation.metrics import MEDIAN, Quantiles
+from tscompress.io.strict import Strict
 from tscompress.io.text import percent
 from tscompress.probing.processes import Array
 from tscompress.probing.regressions import (
@@ -24,7 +24,6 @@ from tscompress.probing.regressions import (
 )
 from tscompress.probing.skill import RESAMPLES, Estimate, draws, estimate
 
-_STRICT = ConfigDict(extra="forbid", frozen=True)
 #: A model does not respond where its slope is at most this, or may be 0.
 RESPONDS = 0.1
 #: Smallest share of a slope, or of what regression gains, that counts as kept.
@@ -45,10 +44,8 @@ class Medians(NamedTuple):
     """With both."""
 
 
-class Columns(BaseModel):
+class Columns(Strict):
     """What was measured of each group, ``[N]`` numbers each."""
-
-    model_config = _STRICT
 
     effect: tuple[float, ...]
     """True causal effect of the covariate that is shifted."""
@@ -71,13 +68,11 @@ class Columns(BaseModel):
     """Mean squared errors of the medians, of ridge regression and of the context's mean."""
 
 
-class ResponseScore(BaseModel):
+class ResponseScore(Strict):
     """Response of one model to the covariates of a task; intervals are of a bootstrap over groups.
 
     Slopes are of a line through 0.
     """
-
-    model_config = _STRICT
 
     task: ResponseTask
     slope: Estimate
@@ -285,10 +280,8 @@ def _surely_above(one: Estimate, bound: float) -> bool:
 # --------------------------------------------------------------------------------------------------
 
 
-class ResponseChange(BaseModel):
+class ResponseChange(Strict):
     """Change of the response at one task; pairs are original and compressed."""
-
-    model_config = _STRICT
 
     name: str
     slope: tuple[float, float]
@@ -299,7 +292,7 @@ class ResponseChange(BaseModel):
     slope_kept: Estimate | None
     """Compressed / original; None where the original does not respond."""
     gain_kept: Estimate | None
-    """The same of 1 - regret; None where the original's regret is no less than the mean's."""
+    """The same of 1 - regret; None where the original's regret is not surely below the mean's."""
     change: Literal["kept", "lost", "absent"]
     """``absent``: the original does not respond."""
 
@@ -311,10 +304,8 @@ class ResponseChange(BaseModel):
         return f"{self.name} ({', '.join(shown)})"
 
 
-class ResponseComparison(BaseModel):
+class ResponseComparison(Strict):
     """Response of a compressed model relative to its original's."""
-
-    model_config = _STRICT
 
     slope_kept: Estimate | None
     """Share of the mean slope at the tasks where the original responds; None without any."""
@@ -360,16 +351,20 @@ def compare_responses(
 def _kept(
     pairs: Sequence[tuple[ResponseScore, ResponseScore]], measure: Measure
 ) -> Estimate | None:
-    """Ratio of the means of a measure over tasks, compressed to original, with paired draws."""
+    """Ratio of the means of a measure over tasks, compressed to original, with paired draws.
+
+    None: there are no tasks, or the original's mean is not surely above 0.
+    """
     if not pairs:
         return None
     ours, theirs = ([pair[i] for pair in pairs] for i in (0, 1))
     values = [
         float(np.mean([measure(_arrays(one.columns)) for one in side])) for side in (ours, theirs)
     ]
-    if values[1] <= 0:
-        return None
     draws = [np.mean([one.draws(measure) for one in side], axis=0) for side in (ours, theirs)]
+    # A ratio to what may be 0 is large, of either sign.
+    if not _surely_above(estimate(values[1], draws[1]), 0):
+        return None
     return estimate(values[0] / values[1], _ratio(*draws))
 
 

@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import model_validator
 
 from tscompress.errors import UsageError
 from tscompress.evaluation.metrics import Band
 from tscompress.evaluation.typical_series import Known
 from tscompress.io.files import user_path, write_text_atomically
 from tscompress.io.results import Result, results_json
+from tscompress.io.strict import Strict
 from tscompress.io.text import counted
 from tscompress.probing.responses import (
     ResponseComparison,
@@ -37,14 +38,11 @@ KEPT = 0.95
 _MISLED = -0.05
 #: Lower bound of a task's skill in means, so that one failed task does not dominate them.
 FLOOR = -1.0
-_STRICT = ConfigDict(extra="forbid", frozen=True)
 _NAMED = 4
 
 
-class Example(BaseModel):
+class Example(Strict):
     """The first series of a task and its forecast, for figures."""
-
-    model_config = _STRICT
 
     context: Known
     label: Known
@@ -55,17 +53,15 @@ class Example(BaseModel):
     """Values at the steps of context and label, of the first covariates; None where unknown."""
 
 
-class TaskScore(BaseModel):
+class TaskScore(Strict):
     """One model at one task."""
-
-    model_config = _STRICT
 
     task: ProbeTask
     skill: Estimate
     seasonal_naive: float
     """Its skill."""
     coverage: float | None
-    """Share of outcomes from the quantile 0.1 to 0.9, best 0.8; None without noise."""
+    """Share of outcomes from the quantile 0.1 to 0.9, best 0.8; None without noise and of counts"""
     crossing_rate: float
     """Share of neighbouring quantiles that cross."""
     losses: Losses
@@ -247,10 +243,8 @@ def _mean_draws(groups: Sequence[Sequence[TaskScore]]) -> Array:
 # --------------------------------------------------------------------------------------------------
 
 
-class TaskChange(BaseModel):
+class TaskChange(Strict):
     """Change of the skill at one task."""
-
-    model_config = _STRICT
 
     name: str
     group: str
@@ -262,10 +256,8 @@ class TaskChange(BaseModel):
     """``absent``: the original cannot do it, nor can the compressed model."""
 
 
-class CovariateChange(BaseModel):
+class CovariateChange(Strict):
     """Change of what covariates add to the skill at one task."""
-
-    model_config = _STRICT
 
     name: str
     original: float
@@ -276,10 +268,8 @@ class CovariateChange(BaseModel):
     """``misled``: they added nothing to the original, and make the compressed model worse."""
 
 
-class GroupChange(BaseModel):
+class GroupChange(Strict):
     """Change of the skill at the tasks of a group that the original can do."""
-
-    model_config = _STRICT
 
     group: str
     able: int
@@ -297,10 +287,8 @@ class GroupChange(BaseModel):
         return kept is not None and kept.value < KEPT and (kept.high is None or kept.high < 1)
 
 
-class ProbeComparison(BaseModel):
+class ProbeComparison(Strict):
     """Skill of a compressed model relative to its original."""
-
-    model_config = _STRICT
 
     compressed: str
     original: str

@@ -16,20 +16,18 @@ from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import model_validator
 
 from tscompress.evaluation.intervals import MAX_DRAWS
+from tscompress.io.strict import Strict
 
 Array = npt.NDArray[np.float64]
 
 RESAMPLES = 1000
-_STRICT = ConfigDict(extra="forbid", frozen=True)
 
 
-class Estimate(BaseModel):
+class Estimate(Strict):
     """A value and its 95% interval; None for a single series."""
-
-    model_config = _STRICT
 
     value: float
     low: float | None = None
@@ -43,10 +41,8 @@ class Estimate(BaseModel):
 Column = Literal["model", "seasonal_naive", "without_covariates"]
 
 
-class Losses(BaseModel):
+class Losses(Strict):
     """Loss of each series, as columns of ``[N]`` numbers, each a mean over the steps."""
-
-    model_config = _STRICT
 
     model: tuple[float, ...]
     best: tuple[float, ...]

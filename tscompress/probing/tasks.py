@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from tscompress.errors import RecipeError, UsageError
 from tscompress.evaluation.metrics import Quantiles
 from tscompress.io.files import user_path
+from tscompress.io.strict import Strict
 from tscompress.io.untrusted import (
     UnreadableFileError,
     first_problem,
@@ -31,8 +32,6 @@ from tscompress.probing.processes import (
     Trend,
 )
 from tscompress.probing.regressions import RESPONSES, ResponseTask
-
-_STRICT = ConfigDict(extra="forbid", frozen=True)
 
 Process = Annotated[
     Structural | Autoregressive | Intermittent | Driven, Field(discriminator="kind")
@@ -62,15 +61,13 @@ class Drawn(NamedTuple):
     """Covariates known ahead, the first ones."""
 
 
-class ProbeTask(BaseModel):
+class ProbeTask(Strict):
     """Forecast the series of one process.
 
     The best constant forecast is the median of the label, known only in hindsight. Where a constant
     can be the best possible forecast (a level shift, a random walk), it is the median of the
     context instead.
     """
-
-    model_config = _STRICT
 
     name: str = Field(pattern=_NAME)
     group: str = Field(default="own", pattern=_NAME, description="tasks of one group are averaged")
@@ -266,10 +263,8 @@ TASKS: dict[str, ProbeTask] = {
 # --------------------------------------------------------------------------------------------------
 
 
-class TaskFile(BaseModel):
+class TaskFile(Strict):
     """Content of a YAML file of tasks."""
-
-    model_config = _STRICT
 
     tasks: tuple[ProbeTask, ...] = Field(min_length=1)
 

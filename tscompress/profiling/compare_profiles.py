@@ -16,7 +16,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
 from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
@@ -24,6 +23,7 @@ from rich.table import Table
 from tscompress.errors import DataError, UsageError
 from tscompress.io.arguments import check_list
 from tscompress.io.files import new_directory, user_path, write_text_atomically
+from tscompress.io.strict import Strict
 from tscompress.io.text import counted, listed, numbered
 from tscompress.linalg import even_picks
 from tscompress.profiling.compared_figures import COMPARED_FIGURES, save_compared_figures
@@ -39,7 +39,7 @@ MOST_PROFILES = 12
 _ROUNDING = 1.001
 
 
-class ComparedRank(BaseModel):
+class ComparedRank(Strict):
     """Mean ε-rank of the matrices of one kind in one model.
 
     Attributes
@@ -57,8 +57,6 @@ class ComparedRank(BaseModel):
     mean_rank, mean_share
         Of these matrices: mean ε-rank, and mean of ε-rank / full rank, in [0, 1].
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     profile: str
     family: str

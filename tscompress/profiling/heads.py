@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean
 
-from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
+from tscompress.io.strict import Strict
 from tscompress.linalg import angle_matrix
 
 
-class HeadAngles(BaseModel):
+class HeadAngles(Strict):
     """Mean angles in radians between rows of one W_Q ``[H d_kv, d]``, in [0, pi/2].
 
     Attributes
@@ -25,8 +25,6 @@ class HeadAngles(BaseModel):
     within, between
         Over pairs of different rows of the same head, and of two heads.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str
     heads: int

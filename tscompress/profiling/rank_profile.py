@@ -16,12 +16,12 @@ from statistics import fmean
 from typing import Any, ClassVar, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
 from tscompress.families.registry import FORECAST_FAMILIES
 from tscompress.io.files import user_path, write_text_atomically
 from tscompress.io.results import Result
+from tscompress.io.strict import Strict
 from tscompress.io.text import percent, rounded_count
 from tscompress.linalg import epsilon_rank
 from tscompress.profiling.heads import HeadAngles, sharing_findings, sharing_index
@@ -32,11 +32,7 @@ PROFILE_FILE, RANKS_FILE = "profile.json", "ranks.csv"
 Part = Literal["attention", "feed_forward"]
 
 
-class _Record(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Spectrum(_Record):
+class Spectrum(Strict):
     """Singular values of one matrix.
 
     Attributes
@@ -74,7 +70,7 @@ class Spectrum(_Record):
         return [rank / max(1, self.full_rank) for rank in self.ranks]
 
 
-class EmbeddingGroup(_Record):
+class EmbeddingGroup(Strict):
     """Embedded vectors of one kind of input.
 
     Attributes
@@ -101,7 +97,7 @@ class EmbeddingGroup(_Record):
     angles: tuple[tuple[float, ...], ...] = ()
 
 
-class WeightProfile(_Record):
+class WeightProfile(Strict):
     """One projection, and its heads if it belongs to an attention block.
 
     Attributes
@@ -126,7 +122,7 @@ class WeightProfile(_Record):
     heads: tuple[Spectrum, ...] = ()
 
 
-class InputProfile(_Record):
+class InputProfile(Strict):
     """Ranks of one layer's inputs on the calibration series.
 
     Attributes
@@ -145,7 +141,7 @@ class InputProfile(_Record):
     spectrum: Spectrum
 
 
-class Saving(_Record):
+class Saving(Strict):
     """What truncated SVD at one ε leaves of one part of the model (paper sec. 5).
 
     Attributes
@@ -175,7 +171,7 @@ class Saving(_Record):
     macs_saved: int
 
 
-class PowerLawFit(_Record):
+class PowerLawFit(Strict):
     """Least-squares d_0 (1 + depth)^alpha of the mean ε-rank of a head (paper sec. 5)."""
 
     epsilon: float

@@ -13,13 +13,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor, nn
 
 from tscompress.checkpoints.load import check_device
 from tscompress.errors import DivergenceError, RecipeError
 from tscompress.io.files import write_text_atomically
 from tscompress.io.own_outputs import TRAINING_DIRECTORY, TRAINING_LOG
+from tscompress.io.strict import Strict
 from tscompress.training.checkpoint import (
     STATE_FILE,
     TrainingState,
@@ -34,10 +35,8 @@ BatchLoss = Callable[[np.random.Generator], Tensor]
 Measure = Callable[[], Mapping[str, float]]
 
 
-class InContextTraining(BaseModel):
+class InContextTraining(Strict):
     """Steps of Adam with a warm-up, a constant part and a linear decay."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     steps: int = Field(ge=1)
     batch: int = Field(default=64, ge=1, description="prompts of a step")

@@ -7,7 +7,7 @@ head sizes differ between attention blocks from the first step on.
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import Any, cast
 
 import torch
 from chronos.chronos import ChronosConfig
@@ -17,6 +17,7 @@ from transformers import PreTrainedModel, T5Config
 from tscompress.checkpoints.load import load
 from tscompress.compression.fold_plans import fold_plan_of
 from tscompress.errors import RecipeError
+from tscompress.families.base import ModelShape
 from tscompress.families.registry import adapter_of
 from tscompress.layers.resize import replace_heads_
 from tscompress.plan.plan import Plan
@@ -91,7 +92,8 @@ def design(recipe: PretrainRecipe) -> tuple[T5Config, Plan | None]:
     after all encoder layers (Yu et al., 2025, sec. 5). If they are equal, the config has them.
     """
     family = adapter_of(recipe.family)
-    config: T5Config = family.stock_config(recipe.architecture)
+    shape = cast(ModelShape, recipe.architecture)  # frozen; a protocol's attributes are not
+    config: T5Config = family.stock_config(shape)
     if recipe.initializer_factor is not None:
         config.initializer_factor = recipe.initializer_factor
     if recipe.schedule is None:

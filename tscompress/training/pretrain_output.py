@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,12 @@ from tscompress.io.files import (
     write_text_atomically,
 )
 from tscompress.io.network import is_repo_id
-from tscompress.io.own_outputs import RANKS_LOG, TRAINING_DIRECTORY, TRAINING_LOG
+from tscompress.io.own_outputs import (
+    RANKS_LOG,
+    TRAINING_DIRECTORY,
+    TRAINING_LOG,
+    foreign_part,
+)
 from tscompress.plan.plan import Plan
 from tscompress.training.checkpoint import STATE_FILE, STATE_FILES
 from tscompress.training.pretrain_recipe import PRETRAIN_FILE, PretrainRecipe
@@ -63,8 +69,9 @@ def check_pretraining_output(
         check_output(output, force=force, inputs=inputs, writes=RUN_FILES, in_place=True)
     for name in RUN_FILES:
         check_file(output / name, force=True, inputs=inputs)
-    for name in (MODEL, *map(snapshot_name, sorted(recipe.snapshot_steps))):
-        check_output(output / name, force=True, inputs=inputs)
+    models = [output / name for name in (MODEL, *map(snapshot_name, recipe.snapshot_steps))]
+    for path in sorted({*models, *([] if resume else models_of_trainings(output))}):
+        check_output(path, force=True, inputs=inputs)
 
 
 def check_no_state(output: Path, *, allowed: bool) -> None:
@@ -74,6 +81,18 @@ def check_no_state(output: Path, *, allowed: bool) -> None:
             f"{str(output)!r} holds the state of a training; resume it with --resume "
             "(resume=True), or start afresh with --force (force=True)."
         )
+
+
+def models_of_trainings(output: Path) -> list[Path]:
+    """Directories that trainings in ``output`` wrote their models into: those that begin anew go.
+
+    One that holds something else, or was changed since, is not among them.
+    """
+    if not output.is_dir():
+        return []
+    names = re.compile(rf"{MODEL}|{snapshot_name(0)[:-1]}\d+")
+    found = sorted(path for path in output.iterdir() if names.fullmatch(path.name))
+    return [path for path in found if (path / PRETRAIN_FILE).is_file() and not foreign_part(path)]
 
 
 def snapshot_name(step: int) -> str:

@@ -6,26 +6,24 @@ import math
 from collections.abc import Iterator
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from tscompress.data.evaluation_sets import QUANTILE_LEVELS
 from tscompress.data.multivariate import GroupsConfig
 from tscompress.data.synthetic import CorpusConfig
 from tscompress.errors import RecipeError
 from tscompress.families.registry import adapter_of
+from tscompress.io.strict import Strict
 from tscompress.plan.schedules import PowerLawSchedule
 from tscompress.training.loop import Precision
 from tscompress.training.optimizers import OptimizerName
 from tscompress.training.windows import Bucket
 
 PRETRAIN_FILE = "pretrain.yaml"
-_STRICT = ConfigDict(extra="forbid", frozen=True)
 
 
-class Stage(BaseModel):
+class Stage(Strict):
     """Steps during which batches come from the same buckets."""
-
-    model_config = _STRICT
 
     steps: int = Field(ge=1)
     buckets: tuple[Bucket, ...] = Field(min_length=1)
@@ -54,10 +52,8 @@ class Stage(BaseModel):
         return self
 
 
-class Architecture(BaseModel):
+class Architecture(Strict):
     """Shape of the stacks."""
-
-    model_config = _STRICT
 
     d_model: int = Field(ge=1)
     d_kv: int = Field(ge=1, description="of every head; with a schedule, the most that one gets")
@@ -84,10 +80,8 @@ class Architecture(BaseModel):
         return levels
 
 
-class PretrainRecipe(BaseModel):
+class PretrainRecipe(Strict):
     """Everything that determines a pretrained checkpoint."""
-
-    model_config = _STRICT
 
     family: Literal["chronos-bolt", "chronos-t5", "chronos-2"]
     name: str

@@ -30,6 +30,7 @@ from tscompress.io.arguments import check_type
 from tscompress.io.files import user_path
 from tscompress.io.making_way import claimed
 from tscompress.io.own_outputs import RANKS_LOG
+from tscompress.io.places import remove
 from tscompress.training.checkpoint import (
     STATE_FILE,
     TrainingState,
@@ -53,6 +54,7 @@ from tscompress.training.pretrain_output import (
     MODEL,
     check_no_state,
     check_pretraining_output,
+    models_of_trainings,
     snapshot_name,
     write_model,
 )
@@ -197,9 +199,10 @@ class _Run:
         """Run the remaining steps, or until a stop is requested, and save everything."""
         recipe = self.recipe
         self.output.mkdir(parents=True, exist_ok=True)
-        if not self.resumed:  # an earlier run's checkpoint must not be resumed, nor its ranks kept
-            (self.checkpoint / STATE_FILE).unlink(missing_ok=True)
-            (self.output / RANKS_LOG).unlink(missing_ok=True)
+        if not self.resumed:  # what an earlier run wrote must not be taken for this one's
+            earlier = (self.checkpoint / STATE_FILE, self.output / RANKS_LOG)
+            for path in (*earlier, *models_of_trainings(self.output)):
+                remove(path)
         if self.watch is not None:
             self.watch.start(self.step)
         self._look()
@@ -315,6 +318,21 @@ def _check_is_read(recipe: PretrainRecipe, groups: list[dict[str, Any]]) -> None
         raise RecipeError(
             f"position_bias_rate is {recipe.position_bias_rate:g}, and a {recipe.family} trains no "
             "position biases; leave it out."
+        )
+    unread = (
+        ("patch_size", "quantiles")
+        if adapter_of(recipe.family).draws_samples
+        else ("vocab_size", "top_k")
+    )
+    fields = type(recipe.architecture).model_fields
+    for name in unread:
+        if getattr(recipe.architecture, name) != fields[name].default:
+            raise RecipeError(f"architecture: a {recipe.family} reads no {name}; leave it out.")
+    corpora = [stage.corpus or recipe.corpus for stage in recipe.stages]
+    if recipe.real_series and not any(corpus.real_weight for corpus in corpora):
+        raise RecipeError(
+            "real_series are drawn by the real_weight of a corpus, which is 0 in every stage; give "
+            "it above 0, or leave real_series out."
         )
     longest = max(bucket.context_length for stage in recipe.stages for bucket in stage.buckets)
     if longest > recipe.architecture.context_length:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from tscompress.checkpoints.load import LoadedModel
 from tscompress.data.reading.format import GivenSeries
@@ -14,6 +14,7 @@ from tscompress.data.training_collections import TRAINING_COLLECTIONS
 from tscompress.errors import UsageError
 from tscompress.families.registry import adapter_of
 from tscompress.io.removed_options import without_removed
+from tscompress.io.strict import Strict
 from tscompress.training.loop import Precision, training_precision
 from tscompress.training.optimizers import OptimizerName
 from tscompress.training.windows import Bucket
@@ -32,14 +33,14 @@ def _defaults(family: str) -> dict[str, Any]:
     }
 
 
+#: Of synthetic series beside given ones, and beside those of a wheel where both are read alike.
+SHARE_BESIDE_GIVEN, SHARE_BESIDE_WHEELS = 0.5, 0.7
 #: Beyond what anyone trains: a step a millisecond for eleven days, and two years.
 _MOST_STEPS, _MOST_MINUTES = 10**9, 10**6
 
 
-class RecoveryConfig(BaseModel):
+class RecoveryConfig(Strict):
     """How a student learns from its teacher. What is null depends on the family."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     steps: int | None = Field(
         default=None, ge=1, le=_MOST_STEPS, description="null: minutes decide"
@@ -85,8 +86,8 @@ class RecoveryConfig(BaseModel):
         default=None,
         ge=0,
         le=1,
-        description="of each batch, where there are series: part drawn from the corpus; null: 0.5 "
-        "beside given series, 0.7 beside those of a wheel",
+        description="of each batch, where there are series: part drawn from the corpus; null: "
+        f"{SHARE_BESIDE_GIVEN} beside given series, {SHARE_BESIDE_WHEELS} beside those of a wheel",
     )
     shuffle_series: int = Field(
         default=1024, ge=16, le=10**7, description="series held to draw from"
@@ -175,7 +176,8 @@ class RecoveryConfig(BaseModel):
         if reads_as_given and self.real_series is None and series_given:
             known["real_series"] = ()
         if self.synthetic_share is None and (series_given or reads_as_given):
-            known["synthetic_share"] = 0.5 if series_given else 0.7
+            share = SHARE_BESIDE_GIVEN if series_given else SHARE_BESIDE_WHEELS
+            known["synthetic_share"] = share
         if self.steps is None and self.minutes is None:
             known["minutes"] = 5.0
         if self.learning_rate is None:

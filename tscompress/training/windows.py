@@ -6,15 +6,14 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from tscompress.data.synthetic import FloatArray
+from tscompress.io.strict import Strict
 
 
-class Bucket(BaseModel):
+class Bucket(Strict):
     """One batch shape, drawn with ``weight`` against the others."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     context_length: int = Field(ge=2, le=10**7)
     horizon: int = Field(ge=1, le=10**6)

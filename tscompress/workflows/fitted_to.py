@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from tscompress.checkpoints.names import PROVENANCE_FILE
 from tscompress.compression.calibration import OWN_SOURCES
@@ -23,6 +23,7 @@ from tscompress.data.synthetic import FloatArray
 from tscompress.errors import DataError, TscompressError
 from tscompress.io.files import user_path
 from tscompress.io.hashing import known_sha256_of
+from tscompress.io.strict import Strict
 from tscompress.io.untrusted import UnreadableFileError, read_json
 from tscompress.runtime.record import RECORD_FILE, is_exported
 from tscompress.training.recovery_config import RecoveryConfig
@@ -33,7 +34,7 @@ from tscompress.workflows.recipe import Recipe
 FITTED_TO = "fitted_to"
 
 
-class FittedSource(BaseModel):
+class FittedSource(Strict):
     """A file, directory or Hub dataset of series, and how it is read.
 
     Attributes
@@ -42,8 +43,6 @@ class FittedSource(BaseModel):
         Of a file when it was read, or just before or after, in records always: it may have another
         name where the model is scored, or other content by then.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     source: str
     series: GivenSeries = GivenSeries()

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from pydantic import BaseModel, ConfigDict
 
 from tscompress.benchmark.process_memory import process_memory
 from tscompress.benchmark.sizes import bytes_on_disk
@@ -20,6 +19,7 @@ from tscompress.errors import DataError
 from tscompress.evaluation.results import EvaluationResult
 from tscompress.evaluation.score_cache import ScoreCache
 from tscompress.io.files import write_text_atomically
+from tscompress.io.strict import Strict
 from tscompress.workflows.compress import compress_loaded_
 from tscompress.workflows.evaluate_models import score
 from tscompress.workflows.recipe import Recipe
@@ -38,7 +38,7 @@ _NOT_OF_A_SHAPE = {"schedule", "calibrated_on"}
 ORIGINAL = "original"
 
 
-class Measured(BaseModel):
+class Measured(Strict):
     """Measurements of a point, without latency.
 
     Attributes
@@ -54,8 +54,6 @@ class Measured(BaseModel):
     fit_seconds
         Of compression and recovery.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     id: str
     label: str

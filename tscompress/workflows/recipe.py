@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, model_validator
+from pydantic import BaseModel, Field, PositiveInt, ValidationError, model_validator
 
 from tscompress.benchmark.workload import Workload
 from tscompress.checkpoints.locate import model_name
@@ -31,6 +31,7 @@ from tscompress.errors import RecipeError
 from tscompress.evaluation.batching import DEFAULT_BATCH_SIZE, GivenBatchSize
 from tscompress.exporting.graph import Precision
 from tscompress.io.files import user_path
+from tscompress.io.strict import Strict
 from tscompress.io.untrusted import (
     UnreadableFileError,
     first_problem,
@@ -49,13 +50,10 @@ from tscompress.training.recovery_config import RecoveryConfig
 #: Beyond all that a recipe can mean; more than seeds of 63 bits.
 _LARGEST_NUMBER = 1e19
 M = TypeVar("M", bound=BaseModel)
-_STRICT = ConfigDict(extra="forbid", frozen=True)
 
 
-class EvaluationConfig(BaseModel):
+class EvaluationConfig(Strict):
     """Data and settings of an evaluation."""
-
-    model_config = _STRICT
 
     suite: str = "offline"
     long_format: LongFormat | None = Field(
@@ -85,20 +83,16 @@ class EvaluationConfig(BaseModel):
         return find_suite(self.suite, self.long_format).select(self.datasets)
 
 
-class ProfileConfig(BaseModel):
+class ProfileConfig(Strict):
     """Thresholds of the rank profile."""
-
-    model_config = _STRICT
 
     epsilons: tuple[Annotated[float, Field(ge=SMALLEST_EPSILON, lt=1)], ...] = Field(
         default=DEFAULT_EPSILONS, min_length=1, max_length=100
     )
 
 
-class ExportConfig(BaseModel):
+class ExportConfig(Strict):
     """The ONNX graph of a compressed model."""
-
-    model_config = _STRICT
 
     precision: Precision = Field(default="float32", description="as `tscompress export` has them")
 
@@ -120,10 +114,8 @@ def with_columns(config: EvaluationConfig, form: GivenSeries) -> EvaluationConfi
 SIZES_BESIDE_HEADS = ("ff_ratio", "latent", "embedding_rank", "width", "layers")
 
 
-class Recipe(BaseModel):
+class Recipe(Strict):
     """A compression from the model to the output directory."""
-
-    model_config = _STRICT
 
     model: str
     revision: str | None = None

@@ -19,7 +19,7 @@ from tscompress.families.registry import adapter_of
 from tscompress.io.files import check_output
 from tscompress.io.making_way import undo_killed
 from tscompress.training.recovery import recover_
-from tscompress.training.recovery_config import RecoveryConfig
+from tscompress.training.recovery_config import SHARE_BESIDE_WHEELS, RecoveryConfig
 from tscompress.training.recovery_memory import memory_bytes
 from tscompress.training.recovery_state import OnRecovery, RecoveryResult, has_checkpoint
 from tscompress.workflows.claims import claimed_by_main
@@ -36,9 +36,6 @@ from tscompress.workflows.unfinished import (
     finish_recovery,
     recovery_directory,
 )
-
-#: What earlier records say of a recovery that does not read it.
-_RECORDED_SHARE = 0.7
 
 
 def recover_loaded_(
@@ -165,7 +162,8 @@ def _check_share(student: LoadedModel, config: RecoveryConfig) -> None:
     UsageError
     """
     weight = adapter_of(student.family).defaults.real_weight
-    given = config.synthetic_share not in (None, _RECORDED_SHARE)
+    # Earlier records have a share of a recovery that does not read it.
+    given = config.synthetic_share not in (None, SHARE_BESIDE_WHEELS)
     if given and not config.series and weight is not None:
         raise UsageError(
             f"synthetic_share is {config.synthetic_share:g}, and without series a {student.family} "

@@ -10,8 +10,6 @@ plain data, so tables and pages need no model.
 from __future__ import annotations
 
 import json
-import math
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -135,19 +133,13 @@ def _contents(result: RunResult) -> dict[str, str]:
         if scored is not None:
             found[name] = table_csv(scored.frame())
     if result.fidelity is not None:
-        found[FIDELITY_FILE] = _fidelity_json(result.fidelity)
+        found[FIDELITY_FILE] = json.dumps(result.fidelity.to_dict()) + "\n"
     if result.examples:
         found[FORECASTS_FILE] = _EXAMPLES.dump_json(result.examples).decode() + "\n"
     if result.probes is not None:
         original, compressed = result.probes
         found[PROBE_FILE] = results_json(probe_content(compressed, original))
     return found
-
-
-def _fidelity_json(fidelity: Fidelity) -> str:
-    """JSON without the worst series of each dataset, as ``to_dict``; NaN becomes null."""
-    text: str = fidelity.model_dump_json(exclude={"datasets": {"__all__": {"worst"}}})
-    return text + "\n"
 
 
 def _record(result: RunResult, recipe: Recipe) -> dict[str, Any]:
@@ -381,19 +373,5 @@ def _bench(content: dict[str, Any], path: Path, count: int) -> BenchResult | Non
 
 
 def _fidelity(path: Path) -> Fidelity | None:
-    def parse(content: Any) -> Fidelity:
-        # Content of another shape is left unchanged: validation reports it.
-        with suppress(KeyError, TypeError):
-            content["drift"] = _with_nan(content["drift"])
-            for part in content["datasets"]:
-                part["worst"] = ()
-            for series in content["worst"]:
-                series |= {key: _with_nan(series[key]) for key in ("context", "label")}
-        return Fidelity.model_validate(content)
-
-    found: Fidelity | None = _validated(parse, path)
+    found: Fidelity | None = _validated(Fidelity.model_validate, path)
     return found
-
-
-def _with_nan(values: list[float | None]) -> list[float]:
-    return [math.nan if value is None else value for value in values]

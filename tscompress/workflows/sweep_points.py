@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
+from pydantic import Field, PositiveInt, model_validator
 
 from tscompress.benchmark.workload import Workload
 from tscompress.checkpoints.digests import (
@@ -30,6 +30,7 @@ from tscompress.data.suites import COVARIATES_SUITE, FREQUENCIES_SUITE, find_sui
 from tscompress.errors import RecipeError, UsageError
 from tscompress.io.files import user_path
 from tscompress.io.hashing import known_sha256_of
+from tscompress.io.strict import Strict
 from tscompress.io.text import percent
 from tscompress.plan.schedules import Method
 from tscompress.plan.width import Width
@@ -37,7 +38,6 @@ from tscompress.training.recovery_config import RecoveryConfig
 from tscompress.workflows.options import recipe_of
 from tscompress.workflows.recipe import EvaluationConfig, Recipe, parse_recipe, series_files
 
-_STRICT = ConfigDict(extra="forbid", frozen=True)
 #: Each point takes seconds at least, and all are held in memory.
 MAX_POINTS = 10_000
 #: Fields of a workload that affect latency; the others only affect its repetition.
@@ -53,13 +53,11 @@ CODE = (
 )  # fmt: skip
 
 
-class Grid(BaseModel):
+class Grid(Strict):
     """Options of ``compress``, each with the values to try; a point for every combination.
 
     A null omits the option. The original, without any option, is always part of a sweep.
     """
-
-    model_config = _STRICT
 
     method: Method = "fold"
     rank: tuple[int | None, ...] = Field(default=(None,), min_length=1)
@@ -119,10 +117,8 @@ class Grid(BaseModel):
             yield {name: value for name, value in chosen.items() if value is not None}
 
 
-class SweepRecipe(BaseModel):
+class SweepRecipe(Strict):
     """A sweep from the model to the output directory."""
-
-    model_config = _STRICT
 
     model: str
     revision: str | None = None

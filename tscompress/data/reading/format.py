@@ -5,17 +5,17 @@ from __future__ import annotations
 import codecs
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import Field, field_validator
+
+from tscompress.io.strict import Strict
 
 ID_COLUMNS = ("item_id", "id", "unique_id", "series_id", "series")
 TIME_COLUMNS = ("timestamp", "time", "ds", "date", "datetime")
 TARGET_COLUMNS = ("target", "y", "value")
 
 
-class SeriesFormat(BaseModel):
+class SeriesFormat(Strict):
     """Columns and notation of a file of series; null: the usual names, or as the file shows."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     id_column: str | None = Field(
         default=None, description="identifies series; several as in 'store,item'"

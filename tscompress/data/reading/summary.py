@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
-from pydantic import BaseModel, ConfigDict
 
 from tscompress.data.reading.format import SeriesFormat
 from tscompress.data.reading.observed import Kind
 from tscompress.data.reading.read import SeriesFile
 from tscompress.data.reading.time_grid import RegularSeries
+from tscompress.io.strict import Strict
 from tscompress.io.text import percent
 
 #: Models learn nothing from fewer observed values.
@@ -25,7 +25,7 @@ _ADVERBS = {
 }  # fmt: skip
 
 
-class SeriesSummary(BaseModel):
+class SeriesSummary(Strict):
     """How many series of what length a file has, and how it was read.
 
     Attributes
@@ -49,8 +49,6 @@ class SeriesSummary(BaseModel):
     known, past
         Covariates with values over the horizon, and the others, each with a word on its values.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     file: str
     layout: Kind
