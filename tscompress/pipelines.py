@@ -10,15 +10,17 @@ as before. Without the import, transformers refuses the ``model_type``.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
-from chronos import BaseChronosPipeline
+from chronos import BaseChronosPipeline, ChronosPipeline
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
+from tscompress.checkpoints.factored_methods import keep_fit_
 from tscompress.checkpoints.format import is_factored_config
 from tscompress.checkpoints.load import load
 from tscompress.checkpoints.names import ADAPTER_FILE, MODEL_TYPE
@@ -54,8 +56,9 @@ class FactoredChronosPipeline(BaseChronosPipeline):  # type: ignore[misc]
     def from_pretrained(
         cls, pretrained_model_name_or_path: str | Path, **kwargs: Any
     ) -> BaseChronosPipeline:
-        """The stock pipeline with the factored model. Takes ``revision``, ``device_map`` (one
-        device), ``attn_implementation`` and ``dtype`` or ``torch_dtype``, as stock pipelines do.
+        """The stock pipeline with the factored model. Takes ``revision`` (of a Hub id),
+        ``device_map`` (one device, also as a number or ``{"": device}``), ``attn_implementation``
+        and ``dtype`` or ``torch_dtype``, as stock pipelines do.
 
         Raises
         ------
@@ -66,9 +69,7 @@ class FactoredChronosPipeline(BaseChronosPipeline):  # type: ignore[misc]
         """
         dtype = kwargs.pop("torch_dtype", None) or kwargs.pop("dtype", None)
         kwargs.pop("dtype", None)
-        device = kwargs.pop("device_map", None) or "cpu"
-        if device == "auto":
-            device = "cuda" if torch.cuda.is_available() else "cpu"
+        device = _device_of(kwargs.pop("device_map", None))
         revision, attention = kwargs.pop("revision", None), kwargs.pop("attn_implementation", None)
         kwargs = {name: value for name, value in kwargs.items() if value is not None}
         if kwargs:
@@ -78,13 +79,27 @@ class FactoredChronosPipeline(BaseChronosPipeline):  # type: ignore[misc]
             )
         pipeline = load(
             pretrained_model_name_or_path,
-            revision=revision,
-            device=str(device),
+            revision=None if Path(pretrained_model_name_or_path).is_dir() else revision,
+            device=device,
             dtype=None if dtype == "auto" else dtype,
         ).forecaster
         if attention is not None:
             _compute_attention_as_(pipeline.inner_model, attention)
         return pipeline
+
+
+def _device_of(device_map: Any) -> str:
+    """One device, as transformers reads them: numbers are GPUs, and each process has its own."""
+    device = device_map
+    if isinstance(device, Mapping) and set(device) == {""}:
+        device = device[""]
+    if device is None:
+        return "cpu"
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cuda":
+        device = int(os.environ.get("LOCAL_RANK", "0"))
+    return f"cuda:{device}" if isinstance(device, int) else str(device)
 
 
 def _compute_attention_as_(model: PreTrainedModel, implementation: str) -> None:
@@ -121,6 +136,8 @@ def _open_factored_too_(pipeline_class: type[BaseChronosPipeline]) -> None:
         found = FactoredChronosPipeline.from_pretrained(
             pretrained_model_name_or_path, *args, **kwargs
         )
+        if issubclass(cls, type(found)):
+            return _opened_as(cls, found)
         if not isinstance(found, cls):
             raise UnsupportedModelError(
                 f"{str(pretrained_model_name_or_path)!r} opens as a {type(found).__name__}, not as "
@@ -130,6 +147,16 @@ def _open_factored_too_(pipeline_class: type[BaseChronosPipeline]) -> None:
 
     from_pretrained.opens_factored = True  # type: ignore[attr-defined]
     pipeline_class.from_pretrained = classmethod(from_pretrained)
+
+
+def _opened_as(cls: Any, pipeline: Any) -> BaseChronosPipeline:
+    """A pipeline of a subclass around the same model."""
+    if cls is type(pipeline):
+        return cast(BaseChronosPipeline, pipeline)
+    parts = {"tokenizer": pipeline.tokenizer} if isinstance(pipeline, ChronosPipeline) else {}
+    found: BaseChronosPipeline = cls(model=pipeline.model, **parts)
+    keep_fit_(found)
+    return found
 
 
 def _factored_base(source: str | Path, subfolder: str | None) -> str | None:

@@ -41,8 +41,12 @@ def save_figure(figure: Figure, path: Path) -> None:
     """Write PNG that records its software, by which a later run knows it for its own."""
     software = {"Software": f"tscompress {__version__}, Matplotlib"}
     temporary = path.with_name(f".{path.name}.tmp")  # a kill leaves no half of a figure
-    figure.savefig(temporary, dpi=DPI, format="png", metadata=software)
-    temporary.replace(path)
+    try:
+        figure.savefig(temporary, dpi=DPI, format="png", metadata=software)
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def style_axes(axes: Axes, *, xlabel: str = "", ylabel: str = "", title: str = "") -> None:

@@ -228,7 +228,7 @@ def test_additions_of_another_process_are_refused_or_stay(
         child = os.fork()
         if child == 0:  # pragma: no cover
             monkeypatch.undo()
-            making_way.HELD.clear()  # of the parent
+            making_way.CLAIMED.clear()  # of the parent
             code = 1
             try:
                 add("theirs")

@@ -355,6 +355,30 @@ def test_copies_are_whole(checkpoint: Path) -> None:
     assert torch.equal(predict(twin), expected)
 
 
+@pytest.mark.parametrize("family", ["chronos-t5", "chronos-bolt"])
+def test_what_takes_the_place_of_values_gives_values(
+    checkpoints: dict[str, Path], family: str
+) -> None:
+    """As an adapter does, whose sum with the layer's output is a plain tensor."""
+
+    class Wrapper(nn.Module):
+        def __init__(self, layer: nn.Module) -> None:
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            found: Tensor = self.layer(inputs)
+            return found + 0
+
+    _, sized = pair(checkpoints[family], *SIZES)
+    expected = predict(sized)
+    for block in sized.architecture.attention:
+        attention: Any = sized.model.get_submodule(block.name)
+        attention.v = Wrapper(attention.v)
+    assert torch.equal(predict(sized), expected)
+    assert torch.equal(predict(copy.deepcopy(sized)), expected)
+
+
 def test_replacement_attention_equals_stock(checkpoints: dict[str, Path]) -> None:
     for family, stock, sized in (
         ("chronos-t5", T5Attention, SizedT5Attention),

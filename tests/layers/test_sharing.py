@@ -182,6 +182,9 @@ def test_only_a_stock_chronos_t5_shares_for_a_while(
         with cross_attention_shared(pipeline):
             assert not shares_cross_attention(pipeline)
     assert SharedCrossAttention not in map(type, cross_layers(stock))
+    with pytest.raises(UnsupportedModelError, match="are called by hooks"):
+        share_cross_attention(stock)
+    assert SharedCrossAttention not in map(type, cross_layers(stock))
 
 
 def test_scored_forecasts_share(stock: Any, monkeypatch: pytest.MonkeyPatch) -> None:

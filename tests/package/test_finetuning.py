@@ -300,6 +300,31 @@ def test_a_plain_loop_trains_and_stock_methods_save(
     assert load(tmp_path / "tuned").family == family
 
 
+@pytest.mark.usefixtures("_peft")
+def test_an_adapter_of_a_factored_t5_is_saved_and_opens_again(
+    compressed: dict[tuple[str, str], Path], tmp_path: Path
+) -> None:
+    peft = import_module("peft")  # of a Bolt, also a stock one, it makes no adapter
+    place = compressed["chronos-t5", "factored"]
+    pipeline: Any = BaseChronosPipeline.from_pretrained(place)
+    config = peft.LoraConfig(target_modules=r".*Attention\.[qv]\.left", init_lora_weights=False)
+    adapted = peft.get_peft_model(pipeline.inner_model, config)
+    adapted.save_pretrained(tmp_path / "adapter")
+    again: Any = BaseChronosPipeline.from_pretrained(place)
+    before = {name: one.clone() for name, one in again.inner_model.state_dict().items()}
+    opened = peft.PeftModel.from_pretrained(again.inner_model, tmp_path / "adapter")
+    ours, theirs = (one.merge_and_unload().state_dict() for one in (adapted, opened))
+    assert all(torch.equal(ours[name], theirs[name]) for name in before)
+    assert any(not torch.equal(ours[name], before[name]) for name in before)
+
+
+def test_an_adapter_of_a_model_that_was_not_saved_names_no_checkpoint(
+    checkpoints: dict[str, Path],
+) -> None:
+    small = made_smaller(checkpoints["chronos-2"], "factored")
+    assert small.model.name_or_path == ""
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("kind", ["factored"])
 def test_a_factored_pipeline_goes_to_another_process(

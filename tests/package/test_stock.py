@@ -32,7 +32,7 @@ from tscompress.api import compress
 from tscompress.checkpoints.integrity import stored_dtype
 from tscompress.checkpoints.load import load
 from tscompress.compression.calibration import CalibrationConfig
-from tscompress.errors import UnsupportedModelError
+from tscompress.errors import UnsupportedModelError, UsageError
 from tscompress.plan.schedules import RankSchedule
 from tscompress.workflows.recipe import Recipe
 from tscompress.workflows.run import run
@@ -553,6 +553,23 @@ def test_direct_classes_open_factored_checkpoints_after_the_import(
     assert type(stock) is DIRECT[family]
     ours, theirs = (forecasts_of(one) for one in (load(checkpoints[family]).forecaster, stock))
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+@pytest.mark.parametrize("family", DIRECT)
+def test_options_of_stock_pipelines_are_taken(factored: dict[str, Path], family: str) -> None:
+    import_module("tscompress.pipelines")
+    plain: Any = load(factored[family]).forecaster
+    own: Any = type("Own", (DIRECT[family],), {})
+    given = {"device_map": {"": "cpu"}, "revision": "main"}  # of a Hub id: not read here
+    opened = own.from_pretrained(factored[family], **given)
+    assert type(opened) is own
+    expected, weights = (one.inner_model.state_dict() for one in (plain, opened))
+    assert all(torch.equal(weights[name], expected[name]) for name in expected)
+    series = torch.arange(40.0).reshape(1, 1, -1) if family == "chronos-2" else torch.arange(40.0)
+    assert len(opened.predict(series, 4)) == 1
+    if not torch.cuda.is_available():
+        with pytest.raises(UsageError, match="cuda:0"):  # a number is a GPU
+            DIRECT[family].from_pretrained(factored[family], device_map=0)
 
 
 def test_the_class_of_another_family_is_refused(factored: dict[str, Path]) -> None:

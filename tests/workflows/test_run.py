@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from shared_fixtures import Forbid, tiny_recipe
 
 from tscompress.benchmark.workload import Workload
@@ -26,10 +27,11 @@ from tscompress.data.leakage import guarded
 from tscompress.data.reading.format import GivenSeries
 from tscompress.data.suites import load_suite
 from tscompress.data.training_collections import training_series
-from tscompress.errors import LeakError, OutputExistsError, TscompressError, UsageError
+from tscompress.errors import DataError, LeakError, OutputExistsError, TscompressError, UsageError
 from tscompress.exporting import packages
 from tscompress.hub.card_scores import bench_of_run
 from tscompress.hub.origin import read_checkpoint_record
+from tscompress.io.files import new_directory
 from tscompress.io.own_outputs import foreign_part, is_own_file
 from tscompress.plan.plan import Plan
 from tscompress.plan.schedules import RankSchedule
@@ -47,6 +49,7 @@ from tscompress.training.recovery_config import RecoveryConfig
 from tscompress.training.windows import Bucket
 from tscompress.workflows import run as running
 from tscompress.workflows.compress import compress_loaded_
+from tscompress.workflows.export import ExportResult
 from tscompress.workflows.recipe import (
     EvaluationConfig,
     ExportConfig,
@@ -535,6 +538,32 @@ def test_files_of_a_killed_run_make_way(
     assert load_run(left)[0].plan == Plan.load(left / "chronos-bolt-fold" / "plan.json")
 
 
+def test_another_method_undoes_what_a_killed_run_left(
+    checkpoints: dict[str, Path], tmp_path: Path
+) -> None:
+    """Or its report would be taken for that of the killed run, and go without ``--force``."""
+    bolt, left = checkpoints["chronos-bolt"], tmp_path / "left"
+    nothing: dict[str, Any] = {"profile": None, "bench": None, "evaluation": None}
+
+    def walk(recipe: Recipe, kill: bool = False) -> None:
+        beside = report_files(Path(recipe.output))
+        with finishing_run(recipe, beside=beside) as result:
+            write_report(result, recipe)
+            if kill:
+                shutil.copytree(recipe.output, left)
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        walk(small_recipe(bolt, tmp_path / "out", **nothing), kill=True)
+    assert (left / "report.json").is_file()
+    walk(small_recipe(bolt, left, method="svd", **nothing))
+    before = contents(left)
+    assert not [name for name in before if "-fold/" in name or Path(name).name.startswith(".")]
+    with pytest.raises(OutputExistsError, match="--force"):
+        walk(small_recipe(bolt, left, **nothing))
+    assert contents(left) == before
+
+
 def contents(root: Path) -> dict[str, bytes]:
     files = (path for path in root.rglob("*") if path.is_file())
     return {str(path.relative_to(root)): path.read_bytes() for path in files}
@@ -696,6 +725,61 @@ def test_a_graph_of_before_goes_with_its_checkpoint(
 
     assert run(plain, force=True).exported is None
     assert not graph.exists()
+
+
+def test_scores_of_another_model_are_not_taken_for_those_of_a_run(
+    exported_run: ExportedRun, tmp_path: Path
+) -> None:
+    output = tmp_path / "out"
+    shutil.copytree(exported_run.output, output)
+    scores = json.loads((output / "scores.json").read_text())
+    scores["result"]["sha256"]["model.safetensors"] = "0" * 64
+    (output / "scores.json").write_text(json.dumps(scores))
+    with pytest.raises(UsageError, match="has scores of another model than the run's"):
+        load_run(output)
+
+
+def test_a_graph_is_replaced_with_its_checkpoint(
+    exported_run: ExportedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = tmp_path / "out"
+    shutil.copytree(exported_run.output, output)
+    graph = output / f"{exported_run.result.checkpoint.name}-onnx"
+    found = exported_run.result.exported
+    assert found is not None
+
+    def copied(checkpoint: Path, target: Path, *, precision: str) -> ExportResult:
+        with new_directory(target) as directory:
+            shutil.copytree(found.directory, directory, dirs_exist_ok=True)
+        return replace(found, directory=target)
+
+    monkeypatch.setattr(running, "export", copied)
+    nothing = {"evaluation": None, "bench": None}
+    again = exported_run.recipe.model_copy(update={"output": str(output), **nothing})
+    exported = run(again, force=True).exported
+    assert exported is not None
+    assert exported.directory == graph
+    assert foreign_part(graph) is None
+    assert not [path for path in output.iterdir() if path.name.startswith(".")]
+
+
+def test_a_run_of_an_original_that_changes_meanwhile_fails(
+    checkpoints: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = Path(shutil.copytree(checkpoints["chronos-bolt"], tmp_path / "original"))
+    recipe = small_recipe(original, tmp_path / "out", profile=None, bench=None, evaluation=None)
+
+    def compressed(*given: Any, **options: Any) -> Any:
+        found = compress_loaded_(*given, **options)
+        weights = load_file(original / "model.safetensors")
+        weights["shared.weight"] = weights["shared.weight"] + 1
+        save_file(weights, original / "model.safetensors", {"format": "pt"})
+        return found
+
+    monkeypatch.setattr(running, "compress_loaded_", compressed)
+    with pytest.raises(DataError, match="changed while the run went on"):
+        run(recipe)
+    assert not (tmp_path / "out" / "original-fold").exists()
 
 
 @pytest.mark.parametrize("kind", ["directory", "link"])

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from chronos import BaseChronosPipeline
 from torch import nn
+from transformers import T5Config
 
 from tscompress.checkpoints.format import MAX_SHARD_SIZE, write_factored
 from tscompress.errors import UsageError
@@ -51,16 +52,28 @@ def keep_structure_(
     factored: Any = model
     factored.factored_plan, factored.factored_config = plan, dict(config)
     factored.save_pretrained = partial(_save_pretrained, model)
-    _keep_fit_(pipeline)
+    keep_fit_(pipeline)
 
 
 def name_place_(model: nn.Module, directory: Path) -> None:
-    """Let an adapter that is trained on ``model`` name the directory of its checkpoint."""
+    """Let an adapter that is trained on ``model`` name the directory of its checkpoint.
+
+    Not on a factored T5: peft would read a stock config there when it saves the adapter.
+    """
     named: Any = model
-    named.name_or_path = named.config._name_or_path = str(directory)
+    named.config._name_or_path = str(directory)
+    is_t5 = hasattr(model, "factored_plan") and isinstance(named.config, T5Config)
+    named.name_or_path = "" if is_t5 else str(directory)
 
 
-def _keep_fit_(pipeline: Any) -> None:
+def forget_place_(model: nn.Module) -> None:
+    """Let an adapter name no checkpoint: ``model`` was changed since it was loaded."""
+    named: Any = model
+    named.name_or_path = named.config._name_or_path = ""
+
+
+def keep_fit_(pipeline: Any) -> None:
+    """Let ``fit`` of the pipeline of a factored Chronos-2 keep the structure of its model."""
     if hasattr(type(pipeline), "fit"):
         pipeline.fit = partial(_fit, pipeline)
 
@@ -105,7 +118,7 @@ def _fit(pipeline: Any, *args: Any, **options: Any) -> BaseChronosPipeline:
         options["lora_config"] = _ADAPTER | {"target_modules": adapted_layers(pipeline.model)}
     with _copied_when_built(pipeline.model, inspect.unwrap(stock).__globals__):
         tuned: BaseChronosPipeline = stock(pipeline, *args, **options)
-    _keep_fit_(tuned)
+    keep_fit_(tuned)
     return tuned
 
 

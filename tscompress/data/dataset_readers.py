@@ -31,6 +31,7 @@ from tscompress.data.reading.summary import summarize
 from tscompress.data.reading.time_grid import RegularSeries
 from tscompress.errors import DataError, OfflineError, RecipeError
 from tscompress.io.hub_errors import no_hub
+from tscompress.io.network import network_errors
 
 
 def load_dataset(
@@ -248,7 +249,7 @@ def _hub_table(config: DatasetConfig) -> Any:
         raise DataError(
             f"{config.name!r} of {config.hf_repo!r} cannot be loaded: {reason}; {advice}."
         ) from error
-    except OSError as error:  # what the Hub's client raises without a network
+    except network_errors() as error:  # what the Hub's client raises without a network
         raise OfflineError(
             f"{config.hf_repo!r} could not be read from the Hub ({type(error).__name__}): "
             f"{no_hub()}, or {advice}."

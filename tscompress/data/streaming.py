@@ -26,6 +26,7 @@ from tscompress.data.series import DEFAULT_FORMAT, iterate_given
 from tscompress.data.synthetic import FloatArray, cut_window
 from tscompress.errors import DataError, LeakError, OfflineError
 from tscompress.io.files import user_path
+from tscompress.io.network import network_errors
 from tscompress.io.untrusted import single_line
 
 #: A larger file is read in parts.
@@ -165,7 +166,7 @@ def _hub_series(repo: str, config: str | None, form: GivenSeries) -> Iterator[Re
             yield from series
     except (datasets.exceptions.DatasetsError, RuntimeError, ValueError) as error:
         raise DataError(f"{repo!r} cannot be read from the Hub: {single_line(error)}.") from None
-    except OSError as error:
+    except network_errors() as error:
         raise OfflineError(
             f"{repo!r} is no file here, and the Hub could not be reached "
             f"({type(error).__name__}); check the name and the network."

@@ -281,8 +281,9 @@ def _check_levels(model: Model, levels: Sequence[float], settings: Settings) -> 
     known = model.quantiles if _forecasts_together(model, settings) else QUANTILE_LEVELS
     missing = [level for level in levels if not np.isclose(level, known).any()]
     if missing:
+        kind = "this model forecasts" if known is not QUANTILE_LEVELS else "series alone have"
         raise UsageError(
-            f"a task asks for the quantiles {missing}; this model forecasts "
+            f"a task asks for the quantiles {missing}; {kind} "
             f"{[round(float(level), 4) for level in known]}."
         )
 

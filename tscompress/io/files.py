@@ -64,11 +64,22 @@ def write_text_atomically(path: Path, text: str) -> None:
 
 
 def cache_directory() -> Path:
-    """``$TSCOMPRESS_CACHE``, or ``tscompress`` in the user's directory of caches."""
+    """``$TSCOMPRESS_CACHE``, or ``tscompress`` in the user's directory of caches.
+
+    Raises
+    ------
+    UsageError
+        There is neither, nor a home directory.
+    """
     own, shared = (os.environ.get(name) for name in ("TSCOMPRESS_CACHE", "XDG_CACHE_HOME"))
     if own:
         return user_path(own)
-    return (Path(shared) if shared else Path.home() / ".cache") / "tscompress"
+    try:
+        return (Path(shared) if shared else Path.home() / ".cache") / "tscompress"
+    except RuntimeError:
+        raise UsageError(
+            "there is no home directory for the cache; name one in TSCOMPRESS_CACHE."
+        ) from None
 
 
 def check_output(

@@ -23,8 +23,8 @@ from tscompress.io.places import CAN_LOCK, followed, foreign, lock, naming, remo
 _ENDED, _OPEN = b"}", b"{"
 #: Of names for a few dozen outputs, more than enough.
 _LONGEST_JOURNAL = 2**20
-#: Device and inode of the journals that this process has locked.
-HELD: set[tuple[int, int]] = set()
+#: What this process has claimed, as absolute paths behind all links.
+CLAIMED: set[Path] = set()
 
 
 class Claim:
@@ -96,12 +96,11 @@ class Claim:
 
     def release(self) -> None:
         """Let others have it; the journal stays where something is left to undo."""
+        CLAIMED.difference_update(self._paths)
         if self._descriptor is None:
             return
-        found = os.fstat(self._descriptor)
-        if not found.st_size:
+        if not os.fstat(self._descriptor).st_size:
             journal_of(self._paths[0]).unlink(missing_ok=True)
-        HELD.discard((found.st_dev, found.st_ino))
         os.close(self._descriptor)
 
     def _write(self, entries: Mapping[str, bool]) -> None:
@@ -141,6 +140,7 @@ def claimed(paths: Iterable[Path]) -> Iterator[Claim]:
         places = [followed(path) for path in given]
         places[0].parent.mkdir(parents=True, exist_ok=True)
         claim = Claim(places, _locked(journal_of(places[0]), given[0]))
+    CLAIMED.update(places)
     try:
         with naming(given[0]):
             claim.undo_killed()
@@ -159,7 +159,7 @@ def claimed_once(paths: Sequence[Path]) -> Iterator[None]:
         As :func:`claimed`.
     """
     with naming(paths[0]):
-        held = _is_held(journal_of(followed(paths[0])))
+        held = followed(paths[0]) in CLAIMED
     if held:
         yield
         return
@@ -174,7 +174,7 @@ def undo_killed(paths: Sequence[Path]) -> None:
     """
     with naming(paths[0]):
         places = [followed(path) for path in paths]
-        if _is_held(journal_of(places[0])):
+        if places[0] in CLAIMED:
             return
     if any(map(os.path.lexists, (journal_of(places[0]), *map(_before, places)))):
         with claimed(paths):
@@ -184,15 +184,6 @@ def undo_killed(paths: Sequence[Path]) -> None:
 def journal_of(path: Path) -> Path:
     """Where it is written down what stood in a path and others that are claimed with it."""
     return path.with_name(f".{path.name}.tscompress-unfinished")
-
-
-def _is_held(journal: Path) -> bool:
-    """Whether this process has it."""
-    try:
-        found = journal.lstat()
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    return (found.st_dev, found.st_ino) in HELD
 
 
 def _locked(journal: Path, shown: Path) -> int | None:
@@ -216,7 +207,6 @@ def _locked(journal: Path, shown: Path) -> int | None:
         try:
             found = os.fstat(descriptor)
             if os.path.samestat(journal.lstat(), found):
-                HELD.add((found.st_dev, found.st_ino))
                 return descriptor
         except FileNotFoundError:  # its owner has just ended, and removed it
             pass

@@ -27,6 +27,9 @@ RANKS_LOG = "ranks.jsonl"
 TRAINING_LOG, TRAINING_DIRECTORY, TRAINING_STATE = "log.jsonl", "checkpoint", "state.safetensors"
 UNFINISHED_STATE = f"{TRAINING_STATE}.tmp"
 
+#: How safetensors names a file until it is whole.
+_UNFINISHED = re.compile(r"\.tmp[A-Za-z0-9]{6}")
+
 _HEAD_BYTES = 4096
 #: Of what is read whole.
 _LARGEST_TEXT = 2**30
@@ -138,13 +141,19 @@ def _is_of_training(path: Path) -> bool:
     A training that was killed leaves half of a state, in which nothing tells whose it is, and that
     perhaps before the first line of its log.
     """
-    if path.name not in (TRAINING_STATE, UNFINISHED_STATE):
+    unfinished = is_unfinished_state(path)
+    if path.name != TRAINING_STATE and not unfinished:
         return False
     if path.parent.name != TRAINING_DIRECTORY:
         return False
     log = path.parent.parent / TRAINING_LOG
     logged = is_own_file(log) and log.stat().st_size > 0
-    return logged or (path.name == UNFINISHED_STATE and is_own_file(log))
+    return logged or (unfinished and is_own_file(log))
+
+
+def is_unfinished_state(path: Path) -> bool:
+    """Whether a name is that of the state of a training that is being written."""
+    return path.name == UNFINISHED_STATE or _UNFINISHED.fullmatch(path.name) is not None
 
 
 def _is_figure(path: Path, head: bytes) -> bool:

@@ -43,7 +43,8 @@ def share_cross_attention(pipeline: BaseChronosPipeline) -> ChronosPipeline:
     Raises
     ------
     UnsupportedModelError
-        The model does not sample paths with a decoder.
+        The model does not sample paths with a decoder, or hooks call its layers, as those of
+        accelerate do.
     """
     model = getattr(pipeline, "inner_model", None)
     if not isinstance(pipeline, ChronosPipeline) or not isinstance(
@@ -52,6 +53,11 @@ def share_cross_attention(pipeline: BaseChronosPipeline) -> ChronosPipeline:
         raise UnsupportedModelError(
             f"a {type(pipeline).__name__} has no sample paths to share keys and values; only "
             "Chronos-T5 does."
+        )
+    if _are_hooked(model):
+        raise UnsupportedModelError(
+            "the layers of this model are called by hooks, as of accelerate (device_map), which "
+            "would leave the sharing out; load it onto one device."
         )
     _share_layers_(model)
     sharing = SharingChronosModel(config=pipeline.model.config, model=model)
@@ -77,7 +83,7 @@ def cross_attention_shared(pipeline: BaseChronosPipeline) -> Iterator[None]:
         return
     layers = [block.layer for block in plain.model.decoder.block]
     before = [of_block[1] for of_block in layers]
-    if any("forward" in vars(layer) or layer._forward_pre_hooks for layer in before):
+    if _are_hooked(plain.model):
         yield
         return
     sharing: Any = pipeline
@@ -89,6 +95,12 @@ def cross_attention_shared(pipeline: BaseChronosPipeline) -> Iterator[None]:
         sharing.model = plain
         for of_block, layer in zip(layers, before, strict=True):
             of_block[1] = layer
+
+
+def _are_hooked(model: T5ForConditionalGeneration) -> bool:
+    """Whether a cross-attention is called in another way than by its class."""
+    layers = [block.layer[1] for block in model.decoder.block]
+    return any("forward" in vars(layer) or layer._forward_pre_hooks for layer in layers)
 
 
 def _share_layers_(model: T5ForConditionalGeneration) -> None:

@@ -6,6 +6,7 @@ Stock configs cannot express this: the classes replace stock modules, under the 
 from __future__ import annotations
 
 import copy
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -37,15 +38,11 @@ class _Values(Tensor):
         return self.reshape(*self.shape[:-1], self.num_heads, -1)
 
 
-class _ValueProjection(nn.Linear):
-    """A Linear layer whose output splits into ``num_heads`` heads of any size."""
-
-    num_heads: int
-
-    def forward(self, input: Tensor) -> Tensor:
-        values = super().forward(input).as_subclass(_Values)
-        values.num_heads = self.num_heads
-        return values
+def _split_by_heads(num_heads: int, module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+    """A forward hook: the output of a projection splits into ``num_heads`` heads of any size."""
+    values = output.as_subclass(_Values)
+    values.num_heads = num_heads
+    return values
 
 
 class SizedT5Attention(T5Attention):  # type: ignore[misc]
@@ -60,6 +57,12 @@ class SizedT5Attention(T5Attention):  # type: ignore[misc]
     qk_size: int
     vo_size: int
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """As of any module; also what an adapter puts in the place of ``v`` gives values."""
+        super().__setattr__(name, value)
+        if name == "v" and isinstance(value, nn.Module):
+            value.register_forward_hook(partial(_split_by_heads, self.n_heads))
+
     @classmethod
     def empty_like(cls, attention: T5Attention, qk_size: int, vo_size: int) -> SizedT5Attention:
         """A replacement for ``attention`` with its settings and relative bias.
@@ -68,8 +71,7 @@ class SizedT5Attention(T5Attention):  # type: ignore[misc]
         ``[d_model, heads * vo_size]`` are uninitialised, on the devices and in the dtypes of the
         original's. The relative bias is the original's module, not a copy.
         """
-        sized = _replacement(cls, attention, qk_size, vo_size, value_class=_ValueProjection)
-        sized.v.num_heads = sized.n_heads
+        sized = _replacement(cls, attention, qk_size, vo_size)
         sized.key_value_proj_dim = qk_size  # by which the stock forward splits queries and keys
         return sized
 
@@ -101,7 +103,7 @@ def _padded_heads(linear: nn.Module, dim: int, heads: int, size: int) -> nn.Modu
     shape[dim + 1] = missing
     weight = torch.cat([split, split.new_zeros(shape)], dim + 1).flatten(dim, dim + 1)
     name = "in_features" if dim else "out_features"
-    wide = empty_linear(last, linear_class=nn.Linear, **{name: heads * size})
+    wide = empty_linear(last, **{name: heads * size})
     wide.weight.data = weight.detach().contiguous()
     if isinstance(linear, nn.Linear):
         return wide
@@ -184,14 +186,13 @@ def _replacement(
     original: nn.Module,
     qk_size: int,
     vo_size: int,
-    value_class: type[nn.Linear] = nn.Linear,
 ) -> _Module:
     """A ``cls`` with the settings and children of ``original`` and empty projections."""
     sized: Any = bare(cls, original)
     qk_width, vo_width = sized.n_heads * qk_size, sized.n_heads * vo_size
     sized.q = empty_linear(sized.q, out_features=qk_width)
     sized.k = empty_linear(sized.k, out_features=qk_width)
-    sized.v = empty_linear(sized.v, out_features=vo_width, linear_class=value_class)
+    sized.v = empty_linear(sized.v, out_features=vo_width)
     sized.o = empty_linear(sized.o, in_features=vo_width)
     sized.qk_size, sized.vo_size, sized.inner_dim = qk_size, vo_size, vo_width
     stand_in: _Module = sized
@@ -215,11 +216,10 @@ def empty_linear(
     *,
     in_features: int | None = None,
     out_features: int | None = None,
-    linear_class: type[nn.Linear] = nn.Linear,
 ) -> nn.Linear:
     """An uninitialised Linear layer like ``like``, with another input or output size."""
     linear: nn.Linear = skip_init(  # type: ignore[no-untyped-call]
-        linear_class,
+        nn.Linear,
         in_features or like.in_features,
         out_features or like.out_features,
         bias=like.bias is not None,

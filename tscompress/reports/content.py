@@ -39,7 +39,12 @@ from tscompress.reports.terms import MEANINGS, spelled_out
 from tscompress.reports.verdict import Verdict, make_verdict
 from tscompress.workflows.recipe import Recipe
 from tscompress.workflows.run import RunResult
-from tscompress.workflows.run_files import is_same_original, load_run, read_provenance
+from tscompress.workflows.run_files import (
+    have_same_weights,
+    is_same_original,
+    load_run,
+    read_provenance,
+)
 
 
 class QualityRow(NamedTuple):
@@ -375,6 +380,11 @@ def _other_point(directory: Path, result: RunResult, recipe: Recipe) -> Point:
         raise UsageError(
             f"{str(directory)!r} compressed {theirs.model!r}, this run {recipe.model!r}; compare "
             "runs of the same original."
+        )
+    if not have_same_weights(other, result):
+        raise UsageError(
+            f"{str(directory)!r} compressed other weights of {recipe.model!r} than this run; "
+            "compare runs of the same original."
         )
     point = None
     if other.original is not None and other.compressed is not None:

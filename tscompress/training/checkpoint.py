@@ -19,7 +19,7 @@ from torch import nn
 
 from tscompress.checkpoints.format import save_tensors
 from tscompress.errors import CorruptCheckpointError, RecipeError
-from tscompress.io.own_outputs import TRAINING_STATE, UNFINISHED_STATE
+from tscompress.io.own_outputs import TRAINING_STATE, UNFINISHED_STATE, is_unfinished_state
 
 STATE_FILE = TRAINING_STATE
 STATE_FILES = (STATE_FILE, UNFINISHED_STATE)
@@ -55,6 +55,8 @@ def save_training_state(
             tensors[f"optimizer.{key}.{name}"] = value.detach()
     tensors |= {f"kept.{name}": value for name, value in state.kept.items()}
     directory.mkdir(parents=True, exist_ok=True)
+    for path in unfinished_states(directory):
+        path.unlink()
     temporary = directory / UNFINISHED_STATE
     save_tensors(
         {key: value.contiguous() for key, value in tensors.items()},
@@ -64,6 +66,11 @@ def save_training_state(
     with temporary.open("rb+") as stream:
         os.fsync(stream.fileno())
     temporary.replace(directory / STATE_FILE)
+
+
+def unfinished_states(directory: Path) -> list[Path]:
+    """What saves that were killed left: safetensors writes under a name of its own at first."""
+    return [path for path in directory.glob(".tmp*") if is_unfinished_state(path)]
 
 
 def read_training_record(directory: Path) -> dict[str, str]:

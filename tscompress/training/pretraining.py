@@ -36,6 +36,7 @@ from tscompress.training.checkpoint import (
     TrainingState,
     load_training_state,
     save_training_state,
+    unfinished_states,
 )
 from tscompress.training.loop import StopRequest, attention_for_training, training_precision
 from tscompress.training.optimizers import make_optimizer
@@ -200,7 +201,8 @@ class _Run:
         recipe = self.recipe
         self.output.mkdir(parents=True, exist_ok=True)
         if not self.resumed:  # what an earlier run wrote must not be taken for this one's
-            earlier = (self.checkpoint / STATE_FILE, self.output / RANKS_LOG)
+            earlier: tuple[Path, ...] = (self.checkpoint / STATE_FILE, self.output / RANKS_LOG)
+            earlier += tuple(unfinished_states(self.checkpoint))
             for path in (*earlier, *models_of_trainings(self.output)):
                 remove(path)
         if self.watch is not None:

@@ -20,6 +20,7 @@ from tscompress.training.checkpoint import (
     load_training_state,
     read_training_record,
     save_training_state,
+    unfinished_states,
 )
 from tscompress.training.recovery_config import RecoveryConfig
 from tscompress.training.recovery_state import (
@@ -101,6 +102,7 @@ class RecoveryFiles:
             return
         self._target.mkdir(parents=True, exist_ok=True)
         stale = [self._target / name for name in RECOVERY_FILES]
+        stale += unfinished_states(self._target / CHECKPOINT)
         for path in stale:
             check_file(path, force=True)
         for path in stale:

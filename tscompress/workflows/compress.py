@@ -14,7 +14,7 @@ import torch
 from tscompress.budget.layer_removal import check_layers
 from tscompress.budget.plan_within_budget import check_width_beside_budget
 from tscompress.checkpoints import load as loading
-from tscompress.checkpoints.factored_methods import keep_structure_
+from tscompress.checkpoints.factored_methods import forget_place_, keep_structure_
 from tscompress.checkpoints.format import MAX_SHARD_SIZE, shard_bytes
 from tscompress.checkpoints.load import LoadedModel, cast_parameters_, check_double
 from tscompress.compression.activations import Moment, collect_moments
@@ -249,6 +249,7 @@ def _compress_loaded_(
     cast_parameters_(loaded.model, loaded.stored_dtype)
     if loaded.plan.uniform_sizes is None:
         keep_structure_(loaded.model, loaded.forecaster, loaded.plan, loaded.config)
+    forget_place_(loaded.model)
     known = {field.name: getattr(loaded, field.name) for field in fields(LoadedModel)}
     trained += recorded_again(recipe.recover, recipe.series, series)
     recipe = with_source(recipe, series)

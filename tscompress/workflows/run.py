@@ -12,6 +12,7 @@ import torch
 
 from tscompress.benchmark.bench import bench
 from tscompress.benchmark.results import BenchResult
+from tscompress.checkpoints.digests import model_digest
 from tscompress.checkpoints.given import loaded_of
 from tscompress.checkpoints.load import LoadedModel, check_device, load
 from tscompress.checkpoints.locate import model_name
@@ -19,7 +20,7 @@ from tscompress.data.evaluation_sets import EvaluationDataset
 from tscompress.data.leakage import guarded
 from tscompress.data.reading.summary import SeriesSummary
 from tscompress.data.synthetic import FloatArray
-from tscompress.errors import UsageError
+from tscompress.errors import DataError, UsageError
 from tscompress.evaluation.batching import Processes
 from tscompress.evaluation.fidelity import Fidelity
 from tscompress.evaluation.metrics import Quantiles
@@ -28,7 +29,7 @@ from tscompress.evaluation.typical_series import EXAMPLES, ForecastExample, typi
 from tscompress.exporting.packages import check_packages
 from tscompress.io.arguments import check_type
 from tscompress.io.files import check_file, check_output, user_path
-from tscompress.io.making_way import claimed, undo_killed
+from tscompress.io.making_way import claimed, journal_of, undo_killed
 from tscompress.plan.plan import Plan
 from tscompress.probing.measure import ProbeConfig, probe
 from tscompress.probing.results import ProbeResult
@@ -159,7 +160,8 @@ def finishing_run(
     output = user_path(recipe.output)
     target, work = output / f"{Path(model_name(recipe.model)).name}-{recipe.method}", output / WORK
     inputs = *inputs, *inputs_of(recipe)
-    graph = target.with_name(f"{target.name}-onnx")
+    graph = _graph_of(target)
+    _undo_killed(output, beside)
     undo_killed([target, graph, *beside])
     # A graph of before is of the weights that go, so that it goes with them.
     goes = recipe.export is not None or _is_graph(graph)
@@ -178,6 +180,7 @@ def finishing_run(
         on_series(summary)
     loaded = load(recipe.model, revision=recipe.revision, device=device, dtype=torch.float32)
     check_stages(recipe, loaded, device)
+    revision, digest = loaded.revision, model_digest(loaded.forecaster)
     training = claimed_by_main(work if recipe.recover is not None else None)
     with claimed(replaced) as claim, training:
         measured = _profile(loaded, recipe, given, on_progress)
@@ -190,9 +193,31 @@ def finishing_run(
             assert compressed.plan is not None
             result = RunResult(output, target, compressed.plan, measured, note=compressed.note)
             _export_(result, recipe, graph, on_progress)
-            _measure_(result, recipe, loaded.revision, device, on_progress)
+            original = load(recipe.model, revision=revision, device=device, dtype=torch.float32)
+            if model_digest(original.forecaster) != digest:
+                raise DataError(f"{recipe.model!r} changed while the run went on; run it again.")
+            _measure_(result, recipe, original, on_progress)
             yield result
         finish_recovery(compressed, work)
+
+
+def _undo_killed(output: Path, beside: Sequence[Path]) -> None:
+    """Undo what killed runs left of files that all runs into an output write, of any method.
+
+    Raises
+    ------
+    OutputExistsError
+        Another run writes there; or as :func:`tscompress.io.making_way.undo_killed`.
+    """
+    start, end = journal_of(output / "*").name.split("*")
+    for journal in sorted(output.glob(f"{start}*{end}")) if beside else ():
+        first = output / journal.name.removeprefix(start).removesuffix(end)
+        moved = [_graph_of(first), *beside] if journal.stat().st_size else []
+        undo_killed([first, *moved])
+
+
+def _graph_of(checkpoint: Path) -> Path:
+    return checkpoint.with_name(f"{checkpoint.name}-onnx")
 
 
 def _check_outputs(
@@ -265,12 +290,11 @@ def _export_(result: RunResult, recipe: Recipe, graph: Path, on_progress: OnProg
 def _measure_(
     result: RunResult,
     recipe: Recipe,
-    revision: str | None,
-    device: str,
+    original: LoadedModel,
     on_progress: OnProgress,
 ) -> None:
     """Measure original and saved checkpoint as the recipe asks; results go into ``result``."""
-    original = load(recipe.model, revision=revision, device=device, dtype=torch.float32)
+    device = str(original.model.device)
     again = load(result.checkpoint, device=device, dtype=torch.float32)
     graph = None if result.exported is None else loaded_of(result.exported.directory)
     if recipe.scored_on is not None:

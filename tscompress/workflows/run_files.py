@@ -18,6 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from tscompress.benchmark.results import BenchResult
 from tscompress.checkpoints.names import PLAN_FILE, PROVENANCE_FILE
+from tscompress.checkpoints.provenance import recorded_hashes
 from tscompress.errors import DataError, PlanError, RecipeError, UsageError
 from tscompress.evaluation.fidelity import Fidelity
 from tscompress.evaluation.results import (
@@ -206,7 +207,7 @@ def load_run(directory: str | Path) -> tuple[RunResult, Recipe]:
     recipe, plan = _parsed(content, path)
     checkpoint = directory / Path(str(content.get("checkpoint") or "-")).name
     _check_checkpoint(checkpoint, plan, content.get("sha256"))
-    scores = _scores(directory)
+    scores = _scores(directory, checkpoint)
     baseline, graph_scores = directory / BASELINE_FILE, directory / EXPORTED_FILE
     exported = _exported(content, path)
     result = RunResult(
@@ -251,6 +252,13 @@ def measured_recipe(result: RunResult, recipe: Recipe) -> Recipe:
         return recipe
     revision = source.get("revision")
     return recipe.model_copy(update={"revision": revision}) if is_commit(revision) else recipe
+
+
+def have_same_weights(one: RunResult, other: RunResult) -> bool:
+    """Whether two runs read equal files of their original; so it is where one has no record."""
+    sources = [(read_provenance(run.checkpoint) or {}).get("source") for run in (one, other)]
+    hashes = [source.get("sha256") if isinstance(source, dict) else None for source in sources]
+    return not all(hashes) or hashes[0] == hashes[1]
 
 
 def is_same_original(one: _Original, other: _Original) -> bool:
@@ -307,13 +315,19 @@ def _check_checkpoint(checkpoint: Path, plan: Plan, sha256: Any) -> None:
         )
 
 
-def _scores(directory: Path) -> tuple[EvaluationResult, EvaluationResult] | None:
+def _scores(directory: Path, checkpoint: Path) -> tuple[EvaluationResult, EvaluationResult] | None:
     if not (directory / SCORES_FILE).is_file():
         return None
     found = load_results(directory)
     if len(found) != 2:
         raise DataError(
             f"{str(directory / SCORES_FILE)!r} has no scores of the original; run it again."
+        )
+    here = recorded_hashes(checkpoint)
+    if None not in (here, found[0].sha256) and found[0].sha256 != here:
+        raise UsageError(
+            f"{str(directory / SCORES_FILE)!r} has scores of another model than the run's; run it "
+            "again with --force."
         )
     return found[0], found[1]
 

@@ -36,10 +36,11 @@ from tscompress.errors import (
     TscompressError,
     UsageError,
 )
-from tscompress.evaluation.batching import Processes
+from tscompress.evaluation.batching import Processes, memory_ran_out
 from tscompress.families.registry import build_empty, family_of, wrap_pipeline
 from tscompress.io.files import check_file, check_output, user_path, write_text_atomically
 from tscompress.io.making_way import claimed, undo_killed
+from tscompress.io.untrusted import single_line
 from tscompress.plotting import save_figure
 from tscompress.progress import OnProgress, silent
 from tscompress.workflows.compress import check_sizes
@@ -259,9 +260,11 @@ def _measure_missing(
         done += 1
         try:
             on_point(work(), point.label, done, len(named))
-        except TscompressError as error:
-            failures[point.label] = str(error)
-            on_point(None, f"{point.label}: {error}", done, len(named))
+        except Exception as error:
+            if not (isinstance(error, TscompressError) or memory_ran_out(error)):
+                raise
+            failures[point.label] = single_line(error)
+            on_point(None, f"{point.label}: {single_line(error)}", done, len(named))
         on_progress(POINTS, done, len(named))
     return failures
 

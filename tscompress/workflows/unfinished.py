@@ -12,6 +12,7 @@ from tscompress.errors import CorruptCheckpointError, OutputExistsError
 from tscompress.io.files import check_output
 from tscompress.io.making_way import undo_killed
 from tscompress.progress import OnProgress
+from tscompress.training.checkpoint import unfinished_states
 from tscompress.training.recovery import recover_
 from tscompress.training.recovery_config import RecoveryConfig
 from tscompress.training.recovery_files import RECOVERY_FILES
@@ -116,8 +117,8 @@ def finish_recovery(compressed: CompressedModel, work: Path) -> None:
     """Remove the state of a recovery in ``work``, whose result is saved."""
     if compressed.recovery is None:
         return
-    for name in RECOVERY_FILES:
-        (work / name).unlink(missing_ok=True)
+    for path in (*(work / name for name in RECOVERY_FILES), *unfinished_states(work / CHECKPOINT)):
+        path.unlink(missing_ok=True)
     for directory in (work / CHECKPOINT, work):
         with suppress(OSError):  # it is not there, or holds something else
             directory.rmdir()
