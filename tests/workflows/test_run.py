@@ -733,10 +733,15 @@ def test_scores_of_another_model_are_not_taken_for_those_of_a_run(
     output = tmp_path / "out"
     shutil.copytree(exported_run.output, output)
     scores = json.loads((output / "scores.json").read_text())
-    scores["result"]["sha256"]["model.safetensors"] = "0" * 64
-    (output / "scores.json").write_text(json.dumps(scores))
-    with pytest.raises(UsageError, match="has scores of another model than the run's"):
-        load_run(output)
+    for part, change in (
+        ("result", {"sha256": {"model.safetensors": "0" * 64}}),
+        ("result", {"sha256": None, "model": "other"}),
+        ("against", {"model": "other"}),
+    ):
+        changed = scores | {part: scores[part] | change}
+        (output / "scores.json").write_text(json.dumps(changed))
+        with pytest.raises(UsageError, match="has scores of other models than the run's"):
+            load_run(output)
 
 
 def test_a_graph_is_replaced_with_its_checkpoint(

@@ -195,7 +195,7 @@ class _Trials:
         self.narrowed: LoadedModel | None = None  # a copy folded to a given width
         self._measured: dict[int, float] = {}  # ratio to the original by id of the candidate
         self._parts: dict[int, LossRatios] = {}  # of which it is the worst
-        self._finalists = 0  # folded so far
+        self._finalists = self._folds = 0  # so far
 
     def latency(self, candidate: Candidate) -> float:
         return latency_of(self.loaded, candidate, self.workload)
@@ -223,7 +223,9 @@ class _Trials:
         if self.narrowed is not None and (second := second_fold(start, plan)) is not None:
             start, plan = self.narrowed, second
         trial = copy.deepcopy(start)
-        fold_planned_(trial, plan, self.fitted, self.fold)
+        self._folds += 1
+        stage = partial(self.on_progress, f"candidate {self._folds}")
+        fold_planned_(trial, plan, self.fitted, self.fold, stage)
         return trial
 
     def note(self, candidate: Candidate, ratio: float) -> None:

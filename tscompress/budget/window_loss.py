@@ -19,6 +19,7 @@ from tscompress.data.multivariate import Groups, driven_windows, led_windows
 from tscompress.errors import DataError
 from tscompress.families.groups import group_size
 from tscompress.families.registry import adapter_of
+from tscompress.layers.shared_cross_attention import cross_attention_shared
 
 #: One calibration window in this many is held out of the statistics, for measuring the loss.
 HOLD_OUT = 4
@@ -222,7 +223,7 @@ def batch_quantiles(loaded: LoadedModel, batch: ForecastBatch, seed: int) -> Ten
     """Forecasts of ``predict``, float64 ``[B, H, 9]``; NaN of covariates known ahead."""
     horizon = batch.target.shape[1]
     # Chronos-T5 draws sample paths: the same random numbers for every model.
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(), cross_attention_shared(loaded.forecaster):
         torch.manual_seed(seed)
         found = adapter_of(loaded.family).quantiles(
             loaded.forecaster,

@@ -67,9 +67,12 @@ def name_place_(model: nn.Module, directory: Path) -> None:
 
 
 def forget_place_(model: nn.Module) -> None:
-    """Let an adapter name no checkpoint: ``model`` was changed since it was loaded."""
+    """Let an adapter name no checkpoint: ``model`` was changed since it was loaded.
+
+    Its config keeps the place, whose records say what was calibrated on.
+    """
     named: Any = model
-    named.name_or_path = named.config._name_or_path = ""
+    named.name_or_path = ""
 
 
 def keep_fit_(pipeline: Any) -> None:
@@ -116,7 +119,9 @@ def _fit(pipeline: Any, *args: Any, **options: Any) -> BaseChronosPipeline:
     given = inspect.signature(stock).bind(pipeline, *args, **options).arguments
     if given.get("finetune_mode") == "lora" and given.get("lora_config") is None:
         options["lora_config"] = _ADAPTER | {"target_modules": adapted_layers(pipeline.model)}
-    with _copied_when_built(pipeline.model, inspect.unwrap(stock).__globals__):
+    # A subclass may have one of its own, elsewhere; the model is built where chronos has it.
+    own = next(c for c in type(pipeline).__mro__ if c.__module__.startswith("chronos."))
+    with _copied_when_built(pipeline.model, inspect.unwrap(own.fit).__globals__):
         tuned: BaseChronosPipeline = stock(pipeline, *args, **options)
     keep_fit_(tuned)
     return tuned

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 #: Width of tables in a pipe, which has none.
 _WIDTH = 110
+#: From one line of a long work to the next, where there is no terminal.
+_SECONDS = 30
 #: 128 + SIGPIPE, the exit code of a tool whose output is no longer read.
 _NOT_READ = 141
 
@@ -241,10 +243,10 @@ def training_progress(shown: bool) -> Iterator[Callable[[Any], None]]:
         disable=not (live and shown),
     ) as bars:
         task = bars.add_task("recover", total=1.0, text="")
-        held_out = ""
+        held_out, printed = "", time.monotonic()
 
         def report(line: Any) -> None:
-            nonlocal held_out
+            nonlocal held_out, printed
             if line.held_out is not None:
                 held_out = f"  held out {line.held_out:.4f}"
             steps = f"/{line.total_steps}" if line.total_steps else ""
@@ -256,7 +258,8 @@ def training_progress(shown: bool) -> Iterator[Callable[[Any], None]]:
             text = f"step {line.step}{steps}{loss}{held_out}  left {left}"
             if live:
                 bars.update(task, completed=line.share, text=text)
-            elif shown and line.held_out is not None:
+            elif shown and (line.held_out is not None or time.monotonic() - printed > _SECONDS):
+                printed = time.monotonic()
                 with suppress(OSError):  # a recovery continues although the pipe is closed
                     typer.echo(text, err=True)
 

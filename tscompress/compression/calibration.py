@@ -298,7 +298,7 @@ def _given_windows(
     if missing:
         cuts = observed(cut for window in newest for cut in _cuts(window, longest, missing))
         order = _taking_turns(rng, [stratum(cut) for cut in cuts])
-        chosen += _apart_first([cuts[pick] for pick in order], chosen)[:missing]
+        chosen += _apart_first([cuts[pick] for pick in order], chosen, missing)
     if not chosen:
         raise DataError(f"no calibration series has three observed values in {longest} steps.")
     times = Counter(w.series for w in chosen)
@@ -341,20 +341,22 @@ def _cuts(newest: _Window, longest: int, limit: int) -> Iterator[_Window]:
         size //= 2
 
 
-def _apart_first(cuts: Sequence[_Window], taken: Sequence[_Window]) -> list[_Window]:
-    """``cuts`` in order, but those that overlap with an earlier one last."""
+def _apart_first(cuts: Sequence[_Window], taken: Sequence[_Window], count: int) -> list[_Window]:
+    """The first ``count`` cuts, but those that overlap with an earlier one last."""
     used: dict[int, list[_Window]] = {}
     for window in taken:
         used.setdefault(window.series, []).append(window)
     apart, overlapping = [], []
     for cut in cuts:
+        if len(apart) == count:
+            break
         others = used.setdefault(cut.series, [])
         if any(cut.start < other.stop and other.start < cut.stop for other in others):
             overlapping.append(cut)
         else:
             apart.append(cut)
             others.append(cut)
-    return apart + overlapping
+    return (apart + overlapping)[:count]
 
 
 # --------------------------------------------------------------------------------------------------

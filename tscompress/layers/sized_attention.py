@@ -45,6 +45,12 @@ def _split_by_heads(num_heads: int, module: nn.Module, inputs: Any, output: Tens
     return values
 
 
+def _splits_by_heads(module: nn.Module) -> bool:
+    """Whether it has the hook, as a replica for another device has that of its original."""
+    hooks = module._forward_hooks.values()
+    return any(isinstance(hook, partial) and hook.func is _split_by_heads for hook in hooks)
+
+
 class SizedT5Attention(T5Attention):  # type: ignore[misc]
     """T5 attention in which values may have another size than queries and keys.
 
@@ -60,8 +66,9 @@ class SizedT5Attention(T5Attention):  # type: ignore[misc]
     def __setattr__(self, name: str, value: Any) -> None:
         """As of any module; also what an adapter puts in the place of ``v`` gives values."""
         super().__setattr__(name, value)
-        if name == "v" and isinstance(value, nn.Module):
-            value.register_forward_hook(partial(_split_by_heads, self.n_heads))
+        if name == "v" and isinstance(value, nn.Module) and not _splits_by_heads(value):
+            # Kept: unpickled without it, the hook would make way to the next one anywhere.
+            self.hook = value.register_forward_hook(partial(_split_by_heads, self.n_heads))
 
     @classmethod
     def empty_like(cls, attention: T5Attention, qk_size: int, vo_size: int) -> SizedT5Attention:

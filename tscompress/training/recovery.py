@@ -52,7 +52,8 @@ from tscompress.training.recovery_state import (
     run_digests,
 )
 
-_LOG_EVERY = 10
+#: Steps from one line of the log to the next, and seconds where these take longer.
+_LOG_EVERY, _LOG_SECONDS = 10, 30
 
 
 def recover_(
@@ -195,7 +196,7 @@ class _Run:
         place = directory if self.accelerator.is_main_process else None
         self.watch = RankWatch(student.architecture, place) if config.watch_ranks else None
         self.step = 0
-        self.seconds = 0.0
+        self.seconds, self.logged_at = 0.0, time.monotonic()
         self.history: list[RecoveryProgress] = []
         self.meter = _Meter()
 
@@ -361,9 +362,10 @@ class _Run:
         )
 
     def _log_if_due(self, rate: float, held_out: Sequence[ForecastBatch]) -> None:
-        """Report every ``_LOG_EVERY`` steps; evaluate every ``evaluate_every``."""
+        """Report every ``_LOG_EVERY`` steps, or seconds; evaluate every ``evaluate_every``."""
         evaluates = self.step % self.config.evaluate_every == 0 or self._is_done
-        if not evaluates and self.step % _LOG_EVERY:
+        slow = time.monotonic() - self.logged_at > _LOG_SECONDS
+        if not evaluates and not slow and self.step % _LOG_EVERY:
             return
         found: dict[str, Any] = {"learning_rate": rate, **self.meter.means()}
         if evaluates:
@@ -378,6 +380,7 @@ class _Run:
 
     def _log(self, line: RecoveryProgress) -> None:
         self.history.append(line)
+        self.logged_at = time.monotonic()
         if self.accelerator.is_main_process:
             self.files.append(line)
             self.report(line)

@@ -101,8 +101,8 @@ class RecoveryFiles:
         if self._target is None:
             return
         self._target.mkdir(parents=True, exist_ok=True)
-        stale = [self._target / name for name in RECOVERY_FILES]
-        stale += unfinished_states(self._target / CHECKPOINT)
+        stale = unfinished_states(self._target / CHECKPOINT)
+        stale += [self._target / name for name in RECOVERY_FILES]  # the log last
         for path in stale:
             check_file(path, force=True)
         for path in stale:

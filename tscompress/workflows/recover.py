@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from accelerate import PartialState
 
+from tscompress.checkpoints.factored_methods import forget_place_
 from tscompress.checkpoints.load import LoadedModel, cast_parameters_, load
 from tscompress.data.reading.summary import SeriesSummary
 from tscompress.data.series import DEFAULT_FORMAT, Given
@@ -68,6 +69,7 @@ def recover_loaded_(
         )
     finally:
         cast_parameters_(smaller.model, smaller.stored_dtype)
+        forget_place_(smaller.model)
     result = replayable(result, DEFAULT_FORMAT, series)
     before = () if smaller.recovery is None else (smaller.recovery.record(),)
     return replace(

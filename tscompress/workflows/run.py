@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -161,7 +161,8 @@ def finishing_run(
     target, work = output / f"{Path(model_name(recipe.model)).name}-{recipe.method}", output / WORK
     inputs = *inputs, *inputs_of(recipe)
     graph = _graph_of(target)
-    _undo_killed(output, beside)
+    if beside:
+        _undo_killed(output, beside)
     undo_killed([target, graph, *beside])
     # A graph of before is of the weights that go, so that it goes with them.
     goes = recipe.export is not None or _is_graph(graph)
@@ -182,7 +183,9 @@ def finishing_run(
     check_stages(recipe, loaded, device)
     revision, digest = loaded.revision, model_digest(loaded.forecaster)
     training = claimed_by_main(work if recipe.recover is not None else None)
-    with claimed(replaced) as claim, training:
+    # One file that runs of every method write: of two at once, each would take the other's.
+    report = claimed(beside[:1]) if beside else nullcontext()
+    with report, claimed(replaced) as claim, training:
         measured = _profile(loaded, recipe, given, on_progress)
         compressed = compress_loaded_(
             loaded, recipe, directory=work, force=force, on_progress=on_progress
@@ -210,10 +213,12 @@ def _undo_killed(output: Path, beside: Sequence[Path]) -> None:
         Another run writes there; or as :func:`tscompress.io.making_way.undo_killed`.
     """
     start, end = journal_of(output / "*").name.split("*")
-    for journal in sorted(output.glob(f"{start}*{end}")) if beside else ():
-        first = output / journal.name.removeprefix(start).removesuffix(end)
-        moved = [_graph_of(first), *beside] if journal.stat().st_size else []
-        undo_killed([first, *moved])
+    for journal in sorted(output.glob(f"{start}*{end}")):
+        with suppress(FileNotFoundError):  # its owner has just ended
+            if journal.lstat().st_size:
+                first = output / journal.name.removeprefix(start).removesuffix(end)
+                undo_killed([first, _graph_of(first), *beside])
+    undo_killed(beside[:1])
 
 
 def _graph_of(checkpoint: Path) -> Path:

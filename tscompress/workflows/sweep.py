@@ -263,8 +263,9 @@ def _measure_missing(
         except Exception as error:
             if not (isinstance(error, TscompressError) or memory_ran_out(error)):
                 raise
-            failures[point.label] = single_line(error)
-            on_point(None, f"{point.label}: {single_line(error)}", done, len(named))
+            reason = str(error) if isinstance(error, TscompressError) else single_line(error)
+            failures[point.label] = reason
+            on_point(None, f"{point.label}: {reason}", done, len(named))
         on_progress(POINTS, done, len(named))
     return failures
 

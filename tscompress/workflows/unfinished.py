@@ -117,7 +117,7 @@ def finish_recovery(compressed: CompressedModel, work: Path) -> None:
     """Remove the state of a recovery in ``work``, whose result is saved."""
     if compressed.recovery is None:
         return
-    for path in (*(work / name for name in RECOVERY_FILES), *unfinished_states(work / CHECKPOINT)):
+    for path in (*unfinished_states(work / CHECKPOINT), *(work / name for name in RECOVERY_FILES)):
         path.unlink(missing_ok=True)
     for directory in (work / CHECKPOINT, work):
         with suppress(OSError):  # it is not there, or holds something else
