@@ -113,9 +113,8 @@ TABLES = (
     ),
     Table(
         "fold-switches-t5",
-        "fold.py switches --model reference/t5 --device cuda --output DIR/fold-switches",
-        15,
-        needs_gpu=True,
+        "fold.py switches --model reference/t5 --max-series 100 --output DIR/fold-switches",
+        60,
     ),
     Table(
         "fold-latent-t5",
@@ -200,10 +199,9 @@ TABLES = (
     ),
     Table(
         "peers-t5",
-        "peers.py --model reference/t5 --device cuda --smaller reference/t5-nano "
+        "peers.py --model reference/t5 --max-series 100 --smaller reference/t5-nano "
         "--output DIR/peers",
-        45,
-        needs_gpu=True,
+        120,
     ),
     Table(
         "peers-chronos2",

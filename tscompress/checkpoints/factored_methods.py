@@ -120,7 +120,7 @@ def _fit(pipeline: Any, *args: Any, **options: Any) -> BaseChronosPipeline:
     if given.get("finetune_mode") == "lora" and given.get("lora_config") is None:
         options["lora_config"] = _ADAPTER | {"target_modules": adapted_layers(pipeline.model)}
     # A subclass may have one of its own, elsewhere; the model is built where chronos has it.
-    own = next(c for c in type(pipeline).__mro__ if c.__module__.startswith("chronos."))
+    own: Any = next(c for c in type(pipeline).__mro__ if c.__module__.startswith("chronos."))
     with _copied_when_built(pipeline.model, inspect.unwrap(own.fit).__globals__):
         tuned: BaseChronosPipeline = stock(pipeline, *args, **options)
     keep_fit_(tuned)

@@ -346,7 +346,8 @@ def _apart_first(cuts: Sequence[_Window], taken: Sequence[_Window], count: int) 
     used: dict[int, list[_Window]] = {}
     for window in taken:
         used.setdefault(window.series, []).append(window)
-    apart, overlapping = [], []
+    apart: list[_Window] = []
+    overlapping: list[_Window] = []
     for cut in cuts:
         if len(apart) == count:
             break
