@@ -864,9 +864,11 @@ def test_the_loss_of_cuts_is_measured_on_as_many_windows_as_the_family_says(
         shapes.append({(*b.context.shape[1:], *b.target.shape[1:]) for b in options["holdout"]})
         return unmeasured(loaded, FOLD, layers=False)
 
-    def fold_planned(model: LoadedModel, plan: Plan, batches: Any, fold: FoldConfig) -> None:
+    def fold_planned(
+        model: LoadedModel, plan: Plan, batches: Any, fold: FoldConfig, *progress: Any
+    ) -> None:
         folded.append(count(batches))
-        fold_planned_(model, plan, batches, fold)
+        fold_planned_(model, plan, batches, fold, *progress)
 
     monkeypatch.setattr(sizing, "measure_sensitivity", measure)
     monkeypatch.setattr(sizing, "fold_planned_", fold_planned)
