@@ -18,6 +18,9 @@ from safetensors.torch import load_file, save_file
 from shared_fixtures import ROOT, Command
 
 import tscompress
+from tscompress.benchmark.sizes import kv_cache_bytes
+from tscompress.benchmark.workload import Workload
+from tscompress.budget.plan_within_budget import workload_for
 from tscompress.checkpoints import format as factored
 from tscompress.checkpoints.integrity import source_files, weight_files
 from tscompress.checkpoints.load import LoadedModel, find, load
@@ -327,6 +330,17 @@ def test_forecasts_that_cuts_of_a_t5_are_compared_with_are_counted(checkpoint: P
         return
     ahead, tokens = found.config["chronos_config"]["prediction_length"], found.config["vocab_size"]
     assert by_budget - folded == 4 * 1000 * ahead * tokens
+
+
+def test_the_cache_of_a_forecast_that_is_timed_is_counted(checkpoint: Path) -> None:
+    timed = recipe(checkpoint, schedule=planned("latency=0.5"))
+    parts = compression_memory_bytes(find(checkpoint), timed)
+    loaded = load(checkpoint)
+    workload = workload_for(loaded, timed.bench or Workload())
+    cache = kv_cache_bytes(loaded.model, workload, dtype=torch.float32)
+    assert parts["work"] >= cache
+    if checkpoint.name == "chronos-t5":  # which holds one of each path
+        assert parts["work"] == cache
 
 
 def test_impossible_configs_are_refused_before_counting(

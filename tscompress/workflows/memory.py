@@ -10,12 +10,15 @@ import re
 from collections.abc import Mapping
 
 import psutil
+import torch
 
+from tscompress.benchmark.sizes import kv_cache_bytes
+from tscompress.benchmark.workload import Workload
 from tscompress.budget.window_loss import HOLD_OUT
 from tscompress.checkpoints.config_checks import check_config
 from tscompress.checkpoints.format import base_config_of
 from tscompress.checkpoints.load import Checkpoint, family_name
-from tscompress.families.registry import adapter_of
+from tscompress.families.registry import FORECAST_FAMILIES, adapter_of
 from tscompress.plan.schedules import PlannedSchedule
 from tscompress.workflows.recipe import Recipe
 
@@ -32,7 +35,8 @@ def compression_memory_bytes(checkpoint: Checkpoint, recipe: Recipe) -> dict[str
     in float32, with ``recover`` also the original's, with ``layers`` or a budget in latency or WQL,
     or one that may narrow the stream, those of measured candidates, and with a width beside a
     budget those of the narrower model.
-    ``work``: the largest working memory. For a recovery see
+    ``work``: the largest working memory; with a budget in latency also the cache of a timed
+    forecast, where that is more. For a recovery see
     :func:`tscompress.training.recovery_memory.memory_bytes`.
 
     Raises
@@ -51,8 +55,32 @@ def compression_memory_bytes(checkpoint: Checkpoint, recipe: Recipe) -> dict[str
     return {
         "process": int(psutil.Process().memory_info().rss),
         "weights": weights * copies,
-        "work": max(checkpoint.bytes_on_disk, method_bytes(checkpoint, recipe)),
+        "work": max(
+            checkpoint.bytes_on_disk,
+            method_bytes(checkpoint, recipe),
+            _cache_bytes(checkpoint, recipe),
+        ),
     }
+
+
+def _cache_bytes(checkpoint: Checkpoint, recipe: Recipe) -> int:
+    """What the original caches in a forecast that a budget in latency times, in float32."""
+    schedule, config = recipe.schedule, checkpoint.config
+    timed = isinstance(schedule, PlannedSchedule) and schedule.budget.measure == "latency"
+    if not timed or checkpoint.is_factored:
+        return 0
+    name = family_name(config, checkpoint.source)
+    settings = config.get("chronos_config")
+    if name not in FORECAST_FAMILIES or not isinstance(settings, Mapping):
+        return 0
+    workload = recipe.bench or Workload()
+    longest = {"context_length": "context_length", "horizon": "prediction_length"}
+    shorter = {
+        field: min(getattr(workload, field), int(settings.get(key, 1)))
+        for field, key in longest.items()
+    }
+    model = adapter_of(name).empty_model(config)
+    return kv_cache_bytes(model, workload.model_copy(update=shorter), dtype=torch.float32)
 
 
 def _factor_bytes(checkpoint: Checkpoint, recipe: Recipe) -> int:
