@@ -733,14 +733,14 @@ def test_scores_of_another_model_are_not_taken_for_those_of_a_run(
     output = tmp_path / "out"
     shutil.copytree(exported_run.output, output)
     scores = json.loads((output / "scores.json").read_text())
-    for part, change in (
-        ("result", {"sha256": {"model.safetensors": "0" * 64}}),
-        ("result", {"sha256": None, "model": "other"}),
-        ("against", {"model": "other"}),
-    ):
-        changed = scores | {part: scores[part] | change}
+    foreign: tuple[dict[str, Any], ...] = (
+        {"sha256": {"model.safetensors": "0" * 64}},
+        {"sha256": None, "model": "other"},
+    )
+    for change in foreign:
+        changed = scores | {"result": scores["result"] | change}
         (output / "scores.json").write_text(json.dumps(changed))
-        with pytest.raises(UsageError, match="has scores of other models than the run's"):
+        with pytest.raises(UsageError, match="has scores of another model than the run's"):
             load_run(output)
 
 

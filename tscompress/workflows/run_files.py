@@ -207,7 +207,7 @@ def load_run(directory: str | Path) -> tuple[RunResult, Recipe]:
     recipe, plan = _parsed(content, path)
     checkpoint = directory / Path(str(content.get("checkpoint") or "-")).name
     _check_checkpoint(checkpoint, plan, content.get("sha256"))
-    scores = _scores(directory, checkpoint, recipe)
+    scores = _scores(directory, checkpoint)
     baseline, graph_scores = directory / BASELINE_FILE, directory / EXPORTED_FILE
     exported = _exported(content, path)
     result = RunResult(
@@ -315,9 +315,7 @@ def _check_checkpoint(checkpoint: Path, plan: Plan, sha256: Any) -> None:
         )
 
 
-def _scores(
-    directory: Path, checkpoint: Path, recipe: Recipe
-) -> tuple[EvaluationResult, EvaluationResult] | None:
+def _scores(directory: Path, checkpoint: Path) -> tuple[EvaluationResult, EvaluationResult] | None:
     if not (directory / SCORES_FILE).is_file():
         return None
     found = load_results(directory)
@@ -325,12 +323,11 @@ def _scores(
         raise DataError(
             f"{str(directory / SCORES_FILE)!r} has no scores of the original; run it again."
         )
-    names = [Path(name).name for name in (found[0].model, found[1].model, recipe.model)]
     here = recorded_hashes(checkpoint)
     changed = None not in (here, found[0].sha256) and found[0].sha256 != here
-    if changed or names[0] != checkpoint.name or names[1] != names[2]:
+    if changed or found[0].model not in (checkpoint.name, checkpoint.resolve().name):
         raise UsageError(
-            f"{str(directory / SCORES_FILE)!r} has scores of other models than the run's; run it "
+            f"{str(directory / SCORES_FILE)!r} has scores of another model than the run's; run it "
             "again with --force."
         )
     return found[0], found[1]
