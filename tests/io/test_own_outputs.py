@@ -511,6 +511,19 @@ def test_files_of_others_are_not_ours_under_our_names(tmp_path: Path, name: str,
     assert path.read_bytes() == text.encode("latin-1")
 
 
+def test_half_a_figure_does_not_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    figure = new_figure(1, 1)
+
+    def cut_off(path: Path, **_: object) -> None:
+        path.write_bytes(b"half")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(figure, "savefig", cut_off)
+    with pytest.raises(KeyboardInterrupt):
+        save_figure(figure, tmp_path / "ranks.png")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_figure_is_known_by_its_software_and_not_by_its_name(tmp_path: Path) -> None:
     for name in ("recovery.png", "comparison.png", "worst.png", "mine.png"):
         path = tmp_path / name

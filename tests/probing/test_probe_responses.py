@@ -236,6 +236,27 @@ def test_a_single_group_has_no_intervals() -> None:
 # --------------------------------------------------------------------------------------------------
 
 
+def test_there_is_no_share_of_a_gain_that_may_be_none() -> None:
+    task = RESPONSES["response-2"]
+    accurate = responding(task, task.draw().associations)
+    of = accurate.columns
+    pairs = zip(of.error_of_ridge, of.error_of_mean, strict=True)
+    error = tuple(low + (high - low) * (1.9 * (i % 2)) for i, (low, high) in enumerate(pairs))
+    unsure = accurate.model_copy(update={"columns": of.model_copy(update={"error": error})})
+    compressed, original = (
+        ProbeResult(model=name, seed=0, tasks=(), responses=(score,))
+        for name, score in (("small", accurate), ("big", unsure))
+    )
+    found = compressed.against(original).response
+    assert found is not None
+    assert found.gain_kept is None
+    (change,) = found.tasks
+    assert (change.gain_kept, change.change) == (None, "kept")
+    back = original.against(compressed).response
+    assert back is not None
+    assert back.gain_kept is not None
+
+
 def test_a_lost_response_is_named_with_paired_intervals() -> None:
     original, compressed = result_of("big", 0.8), result_of("small", 0.4, leak=0.5)
     found = compressed.against(original).response

@@ -805,12 +805,15 @@ def test_half_written_states_of_a_killed_run_make_way(tmp_path: Path, log: str) 
     pretrain(recipe, tmp_path)
     unfinished = tmp_path / "checkpoint" / "state.safetensors.tmp"
     unfinished.write_bytes(b"half")
+    by_library = unfinished.with_name(".tmpaB3xYz")  # as safetensors begins a file
+    by_library.write_bytes(b"half")
     if log == "empty":  # killed before its first line
         (tmp_path / "log.jsonl").write_text("")
     else:
         unfinished.with_name("state.safetensors").write_bytes(b"half")
     pretrain(recipe, tmp_path, force=True)
     assert not unfinished.exists()
+    assert not by_library.exists()
 
 
 @pytest.mark.parametrize("log", ["step,loss\n1,0.5\n", "", None], ids=["foreign", "empty", "none"])
