@@ -3,11 +3,11 @@
     python eval/family.py --output eval/results/family-t5 --larger reference/t5 \\
         --smaller reference/t5-nano --max-series 100
 
-The larger model, as it is and folded to several sizes, against a smaller one trained on the
-same data and steps: ratios of WQL, SQL and MASE on the offline suite with 95 % intervals (paired
-bootstrap over series), of parameters, and of latency, for which all models take turns in one
-process; skill against the best possible forecasts (`tscompress probe`), and the share of the larger
-model's skill that is kept. No training after the cut; calibration on the default series.
+The larger model, as it is and folded to several sizes, against a smaller one that a recipe of its
+own trained from scratch: ratios of WQL, SQL and MASE on the offline suite with 95 % intervals
+(paired bootstrap over series), of parameters, and of latency, for which all models take turns in
+one process; skill against the best possible forecasts (`tscompress probe`), and the share of the
+larger model's skill that is kept. No training after the cut; calibration on the default series.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ The peers (``peer_methods.py`` has them):
 - torchao's int8, of weights alone and with dynamic activations (``pip install tscompress[peers]``),
   and bfloat16;
 - half the layers of each stack: every second, or those that calibration loss needs most;
-- a dense model of the next smaller size, from scratch on the data and steps of the reference;
+- a dense model of the next smaller size, trained from scratch by the recipe of its own;
 - Fracast-0, 85,001 parameters that others trained (``pip install tscompress[peers]``, too).
 
 Ours are folded models, and one of them in int8 and in bfloat16 too. Whatever looks at data sees the

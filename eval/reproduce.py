@@ -4,12 +4,12 @@
     python eval/reproduce.py fold-sizes-t5 recover-t5 --output results/again [--processes 2]
     python eval/reproduce.py lab --quick --output results/look
 
-Each command runs in a process of its own with one thread, but for those of speed that ask for two;
-run these alone. Tables, figures and a log of each command go below `--output`, so that nothing is
-taken from the tables that are committed. Models that a command is held against are trained first
-by their recipes, into `results/NAME`, unless they are there. Names are tables, or else parts of
-their names: `t5` is all of reference/t5. Minutes are rough, of one core without AMX, training left
-out.
+Each command runs in a process of its own with one thread, but for those of speed that ask for two.
+Those that time models run one after another at the end, whatever `--processes` says. Tables,
+figures and a log of each command go below `--output`, so that nothing is taken from the tables that
+are committed. Models that a command is held against are trained first by their recipes, into
+`results/NAME`, unless they are there. Names are tables, or else parts of their names: `t5` is all
+of reference/t5. Minutes are rough, of one core without AMX, training left out.
 Those of peers need `pip install tscompress[peers]`, those of fine-tuning `tscompress[finetuning]`,
 `lab-modalities` and `lab-instruments` `tscompress[lab]`.
 Tables that need a GPU run where one is asked for by its whole name. `--quick` is a look at whether
@@ -36,6 +36,11 @@ from pathlib import Path
 from tscompress.errors import UsageError
 
 ROOT = Path(__file__).resolve().parent.parent
+#: Scripts whose tables have times, so that nothing else may run beside them.
+TIMING = (
+    "budgets.py", "by_design.py", "comparison.py", "exported.py", "exported_shapes.py", "family.py",
+    "fold_growth.py", "methods.py", "peers.py", "shapes.py",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -72,6 +77,10 @@ class Table:
     def is_meant_by(self, name: str) -> bool:
         """Whether ``name`` is its name, or a part of it that will do."""
         return name == self.name or (name in self.name and not self.needs_gpu)
+
+    @property
+    def has_times(self) -> bool:
+        return self.threads > 1 or self.arguments.startswith(TIMING)
 
     def command(self, directory: Path, *, quick: bool = False) -> list[str]:
         script, *rest = shlex.split(self.arguments)
@@ -489,8 +498,8 @@ def main() -> None:
         print(line)
     recipes = dict.fromkeys(recipe for table in tables for recipe in table.trained)
     missing = [one for one in recipes if not (ROOT / "results" / one / "model").is_dir()]
-    together = [table for table in tables if table.threads == 1 and not table.drawn_from]
-    alone = [table for table in tables if table.threads > 1]
+    together = [table for table in tables if not table.has_times and not table.drawn_from]
+    alone = [table for table in tables if table.has_times and not table.drawn_from]
     drawn = [table for table in tables if table.drawn_from]
     with ThreadPoolExecutor(max(1, arguments.processes)) as pool:
         done = list(pool.map(lambda one: run(one, training(one), 1, directory), missing))

@@ -567,6 +567,18 @@ def test_failed_command_is_reported_and_others_run(
     assert logs == {"bad": "no luck", "one": "1", "two": "2", "drawn": "1"}
 
 
+def test_tables_of_what_times_models_run_alone(scripts: Any) -> None:
+    reproduce = scripts.reproduce
+    folder = reproduce.ROOT / "eval"
+    timing = {
+        path.name for path in folder.glob("*.py") if "benchmark.bench import" in path.read_text()
+    }
+    used = {table.arguments.split()[0]: table.has_times for table in reproduce.TABLES}
+    assert {script for script in timing & used.keys() if not used[script]} == set()
+    assert timing & used.keys()
+    assert not used["fold.py"]
+
+
 def test_univariate_sizes_and_parity(scripts: Any, tmp_path: Path) -> None:
     shape = scripts.univariate.SHAPES["tiny"].model_copy(
         update={"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 1}
