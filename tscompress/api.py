@@ -27,6 +27,7 @@ from tscompress.plan.schedules import Budget, Method, PlannedSchedule, Schedule
 from tscompress.progress import OnProgress, silent
 from tscompress.training.recovery_config import RecoveryConfig
 from tscompress.training.recovery_state import OnRecovery
+from tscompress.workflows.claims import claimed_by_main
 from tscompress.workflows.compress import compress_loaded_
 from tscompress.workflows.options import PLAN_ALONE, choose_schedule, is_given, recipe_of
 from tscompress.workflows.recover import recover_loaded_
@@ -270,13 +271,15 @@ def recover(
     given: dict[str, Any] = {"device": device, "dtype": "stored", "exported": False}
     ours = loaded_of(student, argument="student", **given)
     theirs = loaded_of(teacher, argument="teacher", **given)
-    return recover_loaded_(
-        ours,
-        theirs,
-        config,
-        series=series,
-        directory=None if directory is None else user_path(directory),
-        resume=resume,
-        force=force,
-        report=report,
-    )
+    place = None if directory is None else user_path(directory)
+    with claimed_by_main(place):
+        return recover_loaded_(
+            ours,
+            theirs,
+            config,
+            series=series,
+            directory=place,
+            resume=resume,
+            force=force,
+            report=report,
+        )

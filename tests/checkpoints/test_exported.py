@@ -17,6 +17,7 @@ from tscompress.errors import CorruptCheckpointError, LeakError, UnsupportedMode
 from tscompress.families.covariates import Covariates, Joint
 from tscompress.families.registry import adapter_of_pipeline
 from tscompress.runtime.record import RECORD_FILE
+from tscompress.seeds import seeded
 
 FEW: dict[str, Any] = {"datasets": ["monash_m1_yearly", "monash_m3_yearly"], "max_series": 3}
 
@@ -147,3 +148,16 @@ def test_covariates_are_read_as_by_the_source(
         family = adapter_of_pipeline(pipeline)
         found.append(family.joint_quantiles(pipeline, tasks, 20, [0.1, 0.5]))
     assert torch.allclose(*found, rtol=0, atol=1e-5 * float(found[1].abs().max()))
+
+
+@pytest.mark.parametrize("family", ["chronos-t5", "chronos-bolt", "chronos-2"])
+def test_contexts_in_bfloat16_and_with_gradients_are_taken(
+    family: str, exported: dict[str, Path]
+) -> None:
+    pipeline = loaded_of(exported[family]).forecaster
+    series = torch.arange(24.0).sin().bfloat16()
+    with seeded(0):
+        wanted = pipeline.predict([series.float()], prediction_length=3)
+    with seeded(0):
+        found = pipeline.predict([series.clone().requires_grad_()], prediction_length=3)
+    torch.testing.assert_close(found[0], wanted[0])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, TimeoutError
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,7 @@ from tscompress.errors import (
     UnsupportedModelError,
     UsageError,
 )
+from tscompress.families.empty import without_weights
 from tscompress.workflows.save import save
 
 WEIGHTS = "model.safetensors"
@@ -674,3 +676,15 @@ def test_a_loop_of_links(copy: Path) -> None:
     (copy / "generation_config.json").unlink(missing_ok=True)
     (copy / "generation_config.json").symlink_to("generation_config.json")
     refused(CorruptCheckpointError, "link to itself", copy)
+
+
+def test_models_are_built_by_one_thread_at_a_time(checkpoints: dict[str, Path]) -> None:
+    """Libraries change ``nn.Module`` while they build one, and another would keep that."""
+    register = torch.nn.Module.register_parameter
+    with ThreadPoolExecutor(1) as pool:
+        with without_weights():
+            other = pool.submit(load, checkpoints["chronos-bolt"])
+            with pytest.raises(TimeoutError):
+                other.result(timeout=0.2)
+        assert next(other.result().model.parameters()).device.type == "cpu"
+    assert torch.nn.Module.register_parameter is register

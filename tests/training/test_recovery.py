@@ -22,7 +22,8 @@ import pandas as pd
 import pytest
 import torch
 import yaml
-from accelerate import PartialState
+from accelerate import Accelerator, PartialState
+from accelerate.state import AcceleratorState
 from chronos import BaseChronosPipeline
 from forked import Program
 from hooks import hook_count
@@ -54,6 +55,7 @@ from tscompress.errors import (
     UsageError,
 )
 from tscompress.families.registry import adapter_of
+from tscompress.io.making_way import claimed
 from tscompress.plan.plan import Plan
 from tscompress.plan.schedules import RankSchedule
 from tscompress.training import recovery
@@ -1676,6 +1678,28 @@ def test_the_state_of_a_recovery_is_not_replaced_unasked(
     again = tscompress.recover(*models, short(steps=2), directory=tmp_path, force=True)
     assert again.recovery is not None
     assert again.recovery.steps == 2
+
+
+def test_a_directory_has_one_recovery_at_a_time(
+    students: dict[str, Path], checkpoints: dict[str, Path], tmp_path: Path
+) -> None:
+    models = students["chronos-bolt"], checkpoints["chronos-bolt"]
+    with claimed([tmp_path / "work"]), pytest.raises(OutputExistsError, match="another process"):
+        tscompress.recover(*models, short(steps=1), directory=tmp_path / "work")
+    assert not (tmp_path / "work").exists()
+
+
+def test_the_callers_accelerator_stays_as_it_was(
+    students: dict[str, Path], checkpoints: dict[str, Path]
+) -> None:
+    AcceleratorState._reset_state(reset_partial_state=True)
+    theirs = Accelerator(cpu=True, mixed_precision="bf16")
+    models = students["chronos-bolt"], checkpoints["chronos-bolt"]
+    try:
+        tscompress.recover(*models, short(steps=1, precision="no"))
+        assert theirs.mixed_precision == "bf16"
+    finally:
+        AcceleratorState._reset_state(reset_partial_state=True)
 
 
 @pytest.mark.gpu

@@ -17,6 +17,7 @@ from tscompress.families.registry import adapter_of_pipeline
 from tscompress.io.quiet import quiet_horizons
 from tscompress.io.strict import Strict
 from tscompress.io.text import counted
+from tscompress.seeds import kept_random_state, seed_
 
 
 class Workload(Strict):
@@ -86,7 +87,7 @@ def synthetic_batch(workload: Workload) -> torch.Tensor:
 
 def forecast(pipeline: BaseChronosPipeline, series: torch.Tensor, workload: Workload) -> None:
     """One ``predict`` call on ``series`` ``[B, T]``, from a fixed seed."""
-    torch.manual_seed(workload.seed)
+    seed_(workload.seed, workload.device)
     family = adapter_of_pipeline(pipeline)
     if workload.cross_learning:
         family.predict_together(pipeline, series, workload.horizon)
@@ -144,8 +145,7 @@ def check_sampling(pipelines: Iterable[BaseChronosPipeline], num_samples: int | 
 def settings(workload: Workload) -> Iterator[None]:
     """Set the workload's threads; restore threads, random state and warnings on leaving."""
     threads = torch.get_num_threads()
-    devices = [torch.cuda.current_device()] if workload.device == "cuda" else []
-    with torch.random.fork_rng(devices=devices):
+    with kept_random_state(workload.device):
         try:
             torch.set_num_threads(workload.threads or threads)
             with quiet_horizons():

@@ -34,7 +34,7 @@ from tscompress.budget.window_loss import (
     with_drivers,
 )
 from tscompress.checkpoints.given import AnyModel, in_float32, loaded_of
-from tscompress.checkpoints.load import LoadedModel, kept_whole
+from tscompress.checkpoints.load import LoadedModel, check_double, kept_whole
 from tscompress.compression.apply import config_of_layers, fold_planned_, second_fold
 from tscompress.compression.calibration import (
     CalibrationConfig,
@@ -297,6 +297,7 @@ def sensitivities(
         loaded_of(model, name=name, revision=revision, device=device, exported=False)
     )
     loaded.forecaster  # noqa: B018  raises for families that do not forecast
+    check_double(loaded.model)
     batches = calibration_batches(loaded, calibration or CalibrationConfig(), series)
     fitted, held_out = split_windows(batches)
     return _measured(loaded, fitted, with_drivers(loaded, held_out), fold, on_progress, depth=depth)

@@ -20,6 +20,7 @@ from tscompress.errors import DataError
 from tscompress.families.groups import group_size
 from tscompress.families.registry import adapter_of
 from tscompress.layers.shared_cross_attention import cross_attention_shared
+from tscompress.seeds import seeded
 
 #: One calibration window in this many is held out of the statistics, for measuring the loss.
 HOLD_OUT = 4
@@ -223,8 +224,8 @@ def batch_quantiles(loaded: LoadedModel, batch: ForecastBatch, seed: int) -> Ten
     """Forecasts of ``predict``, float64 ``[B, H, 9]``; NaN of covariates known ahead."""
     horizon = batch.target.shape[1]
     # Chronos-T5 draws sample paths: the same random numbers for every model.
-    with torch.random.fork_rng(), cross_attention_shared(loaded.forecaster):
-        torch.manual_seed(seed)
+    device = next(loaded.model.parameters()).device
+    with seeded(seed, device), cross_attention_shared(loaded.forecaster):
         found = adapter_of(loaded.family).quantiles(
             loaded.forecaster,
             batch.context,

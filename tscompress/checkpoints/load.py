@@ -45,6 +45,7 @@ from tscompress.errors import (
     UnsupportedModelError,
     UsageError,
 )
+from tscompress.families.empty import BUILDING
 from tscompress.families.registry import (
     FAMILIES,
     FORECAST_FAMILIES,
@@ -253,7 +254,8 @@ def load(
     target_dtype = _resolve_dtype(dtype)
     found = model if isinstance(model, Checkpoint) else find(model, revision=revision)
     parts = found.source, found.directory, found.config, found.stored, target_dtype
-    loaded = _load_factored(*parts) if found.is_factored else _load_stock(*parts)
+    with BUILDING:
+        loaded = _load_factored(*parts) if found.is_factored else _load_stock(*parts)
     loaded.revision = found.revision
     check_finite(loaded.model, found.source)
     loaded.model.to(device).eval()

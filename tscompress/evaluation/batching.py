@@ -31,6 +31,7 @@ from tscompress.errors import NotEnoughMemoryError, UsageError
 from tscompress.families.exported import draws_as_source
 from tscompress.families.registry import adapter_of_pipeline
 from tscompress.layers.shared_cross_attention import shares_cross_attention
+from tscompress.seeds import seeded
 
 T = TypeVar("T")
 
@@ -68,11 +69,9 @@ def common_random_numbers(pipeline: BaseChronosPipeline, key: str) -> Iterator[N
     An exported model draws with the same numbers as its source, see
     :class:`tscompress.families.exported.ExportedT5Pipeline`.
     """
-    device = model_device(pipeline)
-    devices = [device] if device.type == "cuda" else []
     digest = hashlib.sha256(key.encode()).digest()
-    with torch.random.fork_rng(devices), draws_as_source(pipeline):
-        torch.manual_seed(int.from_bytes(digest[:8], "big") >> 1)  # 63 bits: seeds are signed
+    seed = int.from_bytes(digest[:8], "big") >> 1  # 63 bits: seeds are signed
+    with seeded(seed, model_device(pipeline)), draws_as_source(pipeline):
         yield
 
 

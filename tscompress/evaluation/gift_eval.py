@@ -6,8 +6,6 @@ are gluonts', as there; unmeasured ones are empty.
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import re
 import warnings
@@ -23,6 +21,7 @@ from tscompress.evaluation.metrics import MEDIAN, Quantiles, backtest
 from tscompress.evaluation.results import SEASONAL_NAIVE, EvaluationResult
 from tscompress.io.files import write_text_atomically
 from tscompress.io.own_outputs import table_csv
+from tscompress.io.quiet import without_bars
 
 with warnings.catch_warnings():
     # gluonts recommends faster JSON libraries on import; nothing here is slowed down by JSON.
@@ -136,9 +135,8 @@ def _scores(dataset: EvaluationDataset, quantiles: Quantiles) -> dict[str, float
         QuantileForecast(rows, start + len(context), keys)
         for rows, (start, context) in zip(arrays, ends, strict=True)
     ]
-    # gluonts opens a progress bar that cannot be switched off; labels of zero have no percentage.
-    with contextlib.redirect_stderr(io.StringIO()), warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)
+    with without_bars(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # labels of zero have no percentage
         found = evaluate_forecasts(
             forecasts,
             test_data=backtest(dataset),

@@ -5,8 +5,6 @@ Definitions and values are gluonts'.
 
 from __future__ import annotations
 
-import contextlib
-import io
 import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -17,6 +15,7 @@ import numpy.typing as npt
 from tscompress.data.evaluation_sets import QUANTILE_LEVELS, EvaluationDataset
 from tscompress.errors import DataError
 from tscompress.evaluation.results import SeriesContributions
+from tscompress.io.quiet import without_bars
 
 with warnings.catch_warnings():
     # gluonts recommends faster JSON libraries on import; nothing here is slowed down by JSON.
@@ -54,8 +53,7 @@ def score_quantiles(quantiles: Quantiles, dataset: EvaluationDataset) -> dict[st
     # gluonts only asks a forecast for a level by name; its own objects look up each one again,
     # which takes longer than a small model's forecast.
     levels = [str(level) for level in QUANTILE_LEVELS]
-    # gluonts opens a progress bar that cannot be switched off.
-    with contextlib.redirect_stderr(io.StringIO()):
+    with without_bars():
         scores = evaluate_forecasts(
             [dict(zip(levels, of_series, strict=True)) for of_series in quantiles],
             test_data=backtest(dataset),

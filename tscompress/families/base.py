@@ -9,25 +9,19 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 import transformers
-from accelerate import init_empty_weights
 from chronos import BaseChronosPipeline
 from torch import Tensor, nn
 from transformers import AutoConfig
 
-try:
-    from transformers.initialization import no_init_weights
-except ImportError:  # transformers 4
-    from transformers.modeling_utils import no_init_weights
-
 from tscompress.errors import UsageError
 from tscompress.families.covariates import JointForecasts
 from tscompress.families.defaults import FamilyDefaults
+from tscompress.families.empty import without_weights
 from tscompress.families.graphs import Exportable
 from tscompress.families.opening import Openable
 from tscompress.plan.architecture import Architecture, AttentionBlock, FeedForward
@@ -246,7 +240,7 @@ class Family(ABC):
         settings = {key: value for key, value in config.items() if key != "model_type"}
         own_config = AutoConfig.for_model(config["model_type"], **settings)
         found = self.model_class(config)
-        with _without_weights():
+        with without_weights():
             automatic = found is transformers.AutoModel
             model: nn.Module = found.from_config(own_config) if automatic else found(own_config)
         return model
@@ -265,16 +259,6 @@ class Family(ABC):
             Features ``[B, S, n]``, and the mask of patches with data, bool ``[B, S]``.
         """
         raise NotImplementedError(f"{self.name} models embed no patches of series.")
-
-
-@contextmanager
-def _without_weights() -> Iterator[None]:
-    """Build models on the meta device, without initialising weights.
-
-    Initialisation on the meta device took longer than the rest of a load.
-    """
-    with init_empty_weights(include_buffers=False), no_init_weights():
-        yield
 
 
 class LayeredFamily(Family):
@@ -337,7 +321,7 @@ class ForecastFamily(JointForecasts, Exportable, Openable, LayeredFamily):
     def empty_model(self, config: Mapping[str, Any]) -> nn.Module:
         settings = {key: value for key, value in config.items() if key != "model_type"}
         own_config = self.stock_class.config_class(**settings)
-        with _without_weights():
+        with without_weights():
             model: nn.Module = self.stock_class(own_config)
         return model
 

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from chronos import Chronos2Pipeline, ChronosBoltPipeline, ChronosPipeline
 from chronos.chronos import ChronosConfig, ChronosModel
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from tscompress.families.registry import build_empty
@@ -94,7 +95,7 @@ class ExportedBoltPipeline(_Threads, ChronosBoltPipeline):  # type: ignore[misc]
         limit_prediction_length: bool = False,
     ) -> Tensor:
         """Quantiles ``[B, Q, H]``, as the stock pipeline's."""
-        context = self._prepare_and_validate_context(inputs).numpy().astype(np.float32)
+        context = _values(self._prepare_and_validate_context(inputs))
         steps = _steps(self.forecaster, prediction_length, limit_prediction_length)
         return torch.from_numpy(self._on_threads().forecast(context, steps).copy())
 
@@ -154,7 +155,7 @@ class ExportedT5Pipeline(_Threads, ChronosPipeline):  # type: ignore[misc]
         limit_prediction_length: bool = False,
     ) -> Tensor:
         """Paths ``[B, P, H]``, as the stock pipeline's."""
-        context = self._prepare_and_validate_context(inputs).cpu().numpy().astype(np.float32)
+        context = _values(self._prepare_and_validate_context(inputs))
         steps = _steps(self.forecaster, prediction_length, limit_prediction_length)
         settings = self.forecaster.record.settings
         sampling = Sampling.of(settings, temperature=temperature, top_k=top_k, top_p=top_p)
@@ -213,6 +214,12 @@ def exported_pipeline(forecaster: Forecaster) -> Any:
     return _PIPELINES[type(forecaster)](forecaster)
 
 
+def _values(series: Tensor) -> NDArray[np.float32]:
+    """From whatever device and dtype."""
+    values: NDArray[np.float32] = series.detach().to("cpu", torch.float32).numpy()
+    return values
+
+
 def _tasks(inputs: Tensor | Sequence[Any], steps: int) -> list[Task]:
     """Tasks; targets may have no values, as in the stock pipeline."""
     if isinstance(inputs[0], Mapping):
@@ -222,7 +229,7 @@ def _tasks(inputs: Tensor | Sequence[Any], steps: int) -> list[Task]:
                 for one in inputs
             ]
         return tasks_of(list(inputs), steps, observed=False)
-    rows = [stacked([np.asarray(one, np.float32)]) for one in inputs]
+    rows = [stacked([_values(torch.as_tensor(one))]) for one in inputs]
     return [Task(one, np.full((len(one), steps), np.nan, np.float32), len(one)) for one in rows]
 
 

@@ -30,6 +30,7 @@ from tscompress.io.hashing import sha256_of
 from tscompress.io.network import one_line
 from tscompress.io.own_outputs import RANKS_LOG
 from tscompress.io.untrusted import UnreadableFileError, regular_file, single_line
+from tscompress.seeds import kept_random_state
 from tscompress.training.pretrain_recipe import PRETRAIN_FILE
 from tscompress.workflows.save import RECIPE_FILE, RECOVERY_FIGURE_FILE, RECOVERY_LOG_FILE
 
@@ -200,7 +201,7 @@ def check_forecast(directory: Path) -> None:
         The checkpoint does not load.
     """
     forecaster = load(directory).forecaster
-    with torch.random.fork_rng(devices=[]):
+    with kept_random_state():
         forecast = forecaster.predict([torch.sin(torch.arange(48.0) / 3)], prediction_length=4)
     if not all(bool(torch.isfinite(part).all()) for part in forecast):
         raise VerificationError(f"{str(directory)!r} forecasts values that are not finite.")

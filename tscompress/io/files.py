@@ -9,6 +9,7 @@ import re
 import shutil
 import sys
 import tempfile
+import threading
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -19,6 +20,7 @@ from tscompress.io.own_outputs import foreign_part, holds_own, is_own_file
 from tscompress.io.places import CAN_LOCK, followed, foreign, lock, naming, remove, sync
 
 _ATTEMPTS = 100
+_asking_umask = threading.Lock()
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 
@@ -54,9 +56,7 @@ def write_text_atomically(path: Path, text: str) -> None:
                 stream.write(text)
                 stream.flush()
                 os.fsync(stream.fileno())
-            mask = os.umask(0)
-            os.umask(mask)
-            Path(temporary).chmod(0o666 & ~mask)
+            Path(temporary).chmod(0o666 & ~_umask())
             Path(temporary).replace(path)
         except BaseException:
             Path(temporary).unlink(missing_ok=True)
@@ -413,10 +413,16 @@ def _link_others(old: Path, new: Path, writes: Collection[str]) -> None:
     sync(new)
 
 
+def _umask() -> int:
+    with _asking_umask:  # it is asked by setting it, and a second thread would keep the 0
+        mask = os.umask(0)
+        os.umask(mask)
+    return mask
+
+
 def _settle(temporary: Path) -> None:
     """Flush to disk, with the permissions that mkdir and open would have given."""
-    mask = os.umask(0)
-    os.umask(mask)
+    mask = _umask()
     for file in temporary.rglob("*"):
         if file.is_file() and not file.is_symlink():
             file.chmod(0o666 & ~mask)

@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import re
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,6 +24,11 @@ from urllib.parse import urlsplit
 from tscompress.errors import HubError, UsageError
 
 T = TypeVar("T")
+
+_lock = threading.Lock()
+_inside = 0
+#: What the last to leave calls.
+_restore: Callable[[], None] | None = None
 
 ATTEMPTS = 3
 FIRST_WAIT_SECONDS = 1.0
@@ -67,7 +73,8 @@ def shown_endpoint() -> str:
 def bounded_requests(timeout_seconds: float) -> Iterator[None]:
     """Inside, huggingface_hub waits at most this long for an answer.
 
-    A server that asks for a longer pause than a minute is an error, not a long sleep.
+    A server that asks for a longer pause than a minute is an error, not a long sleep. Of several
+    threads the first sets the bounds and the last removes them: a new client closes the one before.
 
     Raises
     ------
@@ -76,9 +83,25 @@ def bounded_requests(timeout_seconds: float) -> Iterator[None]:
     HubError
         A ``Retry-After`` is longer than that.
     """
+    global _inside, _restore
+    _check_token()
+    with _lock:
+        if not _inside:
+            _restore = _bound(timeout_seconds)
+        _inside += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _inside -= 1
+            if not _inside and _restore is not None:
+                _restore()
+
+
+def _bound(timeout_seconds: float) -> Callable[[], None]:
+    """Make huggingface_hub's next client a bounded one; returns what undoes it."""
     from huggingface_hub.utils import _http
 
-    _check_token()
     checks = (_refuse_long_pause, _refuse_endless_conflict())
     module: Any = _http
     bound: Callable[..., Any] = _bound_client
@@ -88,10 +111,7 @@ def bounded_requests(timeout_seconds: float) -> Iterator[None]:
         configure, make = module.configure_http_backend, module._GLOBAL_BACKEND_FACTORY
         bound = _bound_session
     configure(lambda: bound(make(), timeout_seconds, checks))
-    try:
-        yield
-    finally:
-        configure(make)
+    return lambda: configure(make)
 
 
 def _check_token() -> None:

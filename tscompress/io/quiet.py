@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import importlib
+import io
 import logging
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from typing import Any
 
 _lock = threading.Lock()
+_of_stderr = threading.Lock()
 _inside = 0
 #: What the last to leave calls.
 _restore: Callable[[], None] | None = None
@@ -21,6 +23,16 @@ def quiet_horizons() -> Iterator[None]:
     """Within, models do not warn about horizons beyond theirs: a suite or a workload sets them."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="We recommend keeping prediction length")
+        yield
+
+
+@contextmanager
+def without_bars() -> Iterator[None]:
+    """Within, nothing is written to ``sys.stderr``; one thread at a time, or it stays replaced.
+
+    gluonts opens a progress bar that cannot be switched off.
+    """
+    with _of_stderr, redirect_stderr(io.StringIO()):
         yield
 
 

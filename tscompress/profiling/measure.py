@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from tscompress.checkpoints.given import AnyModel, loaded_of
-from tscompress.checkpoints.load import LoadedModel
+from tscompress.checkpoints.load import LoadedModel, check_double
 from tscompress.compression.activations import collect_moments
 from tscompress.compression.calibration import (
     MIXED,
@@ -120,6 +120,8 @@ def profile(
     reason = _why_no_inputs(loaded, calibration)
     if series is not None and reason is not None and _table_of(loaded) is not None:
         raise UsageError(f"series are given, but nothing here reads them: {reason}; give none.")
+    if calibration is not None and reason is None:
+        check_double(loaded.model)
     on_progress("embedding", 0, 1)
     embedding = profile_embedding(loaded, tolerances, series)
     on_progress("embedding", 1, 1)

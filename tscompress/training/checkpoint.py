@@ -56,7 +56,7 @@ def save_training_state(
     tensors |= {f"kept.{name}": value for name, value in state.kept.items()}
     directory.mkdir(parents=True, exist_ok=True)
     for path in unfinished_states(directory):
-        path.unlink()
+        path.unlink(missing_ok=True)
     temporary = directory / UNFINISHED_STATE
     save_tensors(
         {key: value.contiguous() for key, value in tensors.items()},

@@ -21,6 +21,7 @@ from tscompress.families.base import ModelShape
 from tscompress.families.registry import adapter_of
 from tscompress.layers.resize import replace_heads_
 from tscompress.plan.plan import Plan
+from tscompress.seeds import seeded
 from tscompress.training.growth import grow_
 from tscompress.training.pretrain_recipe import PretrainRecipe
 from tscompress.training.token_tables import chebyshev_token_embedding, fourier_token_embedding
@@ -75,8 +76,7 @@ def mean_with_start(model: PreTrainedModel, recipe: PretrainRecipe) -> PreTraine
     share = recipe.keep_of_start
     if not share:
         return model
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(recipe.seed)  # what is new in a larger shape is drawn as it was
+    with seeded(recipe.seed):  # what is new in a larger shape is drawn as it was
         start = build_model(recipe).to(next(model.parameters()).device)
     mean = copy.deepcopy(model)
     with torch.no_grad():

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate import Accelerator
-from accelerate.state import AcceleratorState
+from accelerate.state import AcceleratorState, PartialState
 from accelerate.utils import DistributedDataParallelKwargs
 from torch import Tensor, nn
 
@@ -168,7 +168,9 @@ class _Run:
     ) -> None:
         self.config, self.report = config, report
         self.student, self.teacher = student, teacher
-        self._teacher_dtype = next(teacher.model.parameters()).dtype
+        given = next(teacher.model.parameters())
+        self._teacher_dtype, self._teacher_device = given.dtype, given.device
+        self._outside = _AccelerateState()
         grouped = group_size(student.family, student.model) > 1
         self.accelerator = _accelerator(student.model, config, grouped=grouped)
         scheme = adapter_of(student.family).defaults.recovery_scheme
@@ -209,6 +211,8 @@ class _Run:
             parameter.requires_grad_(trained)
             parameter.grad = None
         cast_parameters_(self.teacher.model, self._teacher_dtype)
+        self.teacher.model.to(self._teacher_device)
+        self._outside.restore()
 
     def train(self, batches: Batches, resume: bool) -> RecoveryResult:
         """Run all steps; the student then has its best weights."""
@@ -438,6 +442,28 @@ class _Clock:
 
     def seconds(self) -> float:
         return time.monotonic() - self._start
+
+
+class _AccelerateState:
+    """What accelerate and CUDA keep for the whole process, and a caller may have set."""
+
+    def __init__(self) -> None:
+        self._kept = [(state, dict(state)) for state in self._shared()]
+        started = torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        self._device = torch.cuda.current_device() if started else None
+
+    @staticmethod
+    def _shared() -> list[dict[str, Any]]:
+        return [AcceleratorState._shared_state, PartialState._shared_state]
+
+    def restore(self) -> None:
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            return  # the processes go on together
+        for state, kept in self._kept:
+            state.clear()
+            state.update(kept)
+        if self._device is not None:
+            torch.cuda.set_device(self._device)
 
 
 def _accelerator(model: nn.Module, config: RecoveryConfig, *, grouped: bool) -> Accelerator:

@@ -148,6 +148,7 @@ class RecoveryResult:
             "held_out_before": self.before,
             "held_out_after": self.after,
             **({BESIDE_CONFIG: True} if self.beside_config else {}),
+            **({} if self.finished else {"finished": False}),
         }
 
 

@@ -117,11 +117,13 @@ def _parsed(texts: pd.Series[str], name: str) -> tuple[pd.DatetimeIndex, str | N
 def _read(texts: pd.Series[str], form: str | None) -> pd.DatetimeIndex | None:
     """Times of this form; None where one has another, or another offset."""
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", FutureWarning)  # pandas 2 warns of several offsets
-            return pd.DatetimeIndex(pd.to_datetime(texts, format=form))
-    except (ValueError, OverflowError, FutureWarning):
+        # Kept, not raised: filters are those of all threads.
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always", FutureWarning)  # pandas 2 warns of several offsets
+            times = pd.DatetimeIndex(pd.to_datetime(texts, format=form))
+    except (ValueError, OverflowError):
         return None
+    return None if any(issubclass(one.category, FutureWarning) for one in said) else times
 
 
 def _unclear(name: str, reason: str, texts: pd.Series[str]) -> ValueError:
