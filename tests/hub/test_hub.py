@@ -114,6 +114,12 @@ class Client:
         return "".join([*self.printed, out, err])
 
 
+def patience(fault: dict[str, Any]) -> dict[str, Any]:
+    """Seconds that huggingface_hub waits: few where that is what a test is about."""
+    names = "HF_HUB_ETAG_TIMEOUT", "HF_HUB_DOWNLOAD_TIMEOUT"
+    return dict.fromkeys(names, 1) if fault.get("kind") == "stall" else {}
+
+
 def environment(hub: HubServer, home: Path, token: str | None) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
     settings = {
@@ -121,8 +127,8 @@ def environment(hub: HubServer, home: Path, token: str | None) -> dict[str, str]
         "HF_HOME": str(home),
         "HF_HUB_DISABLE_XET": "1",
         "HF_HUB_DISABLE_TELEMETRY": "1",
-        "HF_HUB_DOWNLOAD_TIMEOUT": "1",
-        "HF_HUB_ETAG_TIMEOUT": "1",
+        "HF_HUB_DOWNLOAD_TIMEOUT": "30",
+        "HF_HUB_ETAG_TIMEOUT": "30",
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": os.pathsep.join(sys.path),
     }
@@ -920,7 +926,8 @@ def test_lasting_failures_are_one_line_and_commit_nothing(
     fault: dict[str, Any], text: str,
 ) -> None:  # fmt: skip
     hub.lfs.clear()
-    options = ("--timeout", 0.5, *(("--branch", "b") if pattern == BRANCH else ()))
+    seconds = 0.5 if fault.get("kind") == "stall" else 30
+    options = ("--timeout", seconds, *(("--branch", "b") if pattern == BRANCH else ()))
     with hub.failing(pattern, **fault) as seen:
         outcome = command("push", bolt, repo_id, *options)
     assert outcome.code == 1, outcome.err
@@ -1087,12 +1094,13 @@ def test_versions_of_huggingface_hub_before_1_have_the_same_bounds(
     monkeypatch.delattr(_http, "set_client_factory")
     monkeypatch.setattr(_http, "_GLOBAL_BACKEND_FACTORY", requests.Session, raising=False)
     monkeypatch.setattr(_http, "configure_http_backend", configure, raising=False)
-    with bounded_requests(0.2):
+    with bounded_requests(0.2), hub.failing("GET .*/bolt", "stall"):
+        with pytest.raises(requests.Timeout) as caught:
+            _http._GLOBAL_BACKEND_FACTORY().get(hub.url + "/bolt")
+        assert is_timeout(caught.value)
+    with bounded_requests(30):
         session = _http._GLOBAL_BACKEND_FACTORY()
         assert session.get(hub.url + "/api/models/amazon/chronos-bolt").status_code == 200
-        with hub.failing("GET .*/bolt", "stall"), pytest.raises(requests.Timeout) as caught:
-            session.get(hub.url + "/bolt")
-        assert is_timeout(caught.value)
         with hub.failing("GET .*/bolt", "stall"), pytest.raises(requests.Timeout, match=r"=0\.1"):
             session.get(hub.url + "/bolt", timeout=0.1)
         pause = {"Retry-After": "7200"}
@@ -1176,8 +1184,9 @@ def test_lasting_failures_of_a_download_are_one_line(
     hub.repositories.pop("alice/down", None)
     hub.upload("alice/down", made["chronos-bolt-fold"])
     forget(command, "alice/down")
+    asked = ("profile", "alice/down", "--weights-only", "--json", "--revision", "main")
     with hub.failing(pattern, **fault):
-        outcome = command("profile", "alice/down", "--weights-only", "--json", "--revision", "main")
+        outcome = command(*asked, constants=patience(fault))
     assert outcome.code == 1, outcome.err
     assert text in outcome.line
     again = command("profile", "alice/down", "--weights-only", "--json")
@@ -1207,8 +1216,9 @@ def test_passing_failures_of_a_download_pass(
     hub.repositories.pop("alice/down", None)
     hub.upload("alice/down", made["chronos-bolt-fold"])
     forget(command, "alice/down")
+    asked = ("profile", "alice/down", "--weights-only", "--json", "--revision", "main")
     with hub.failing(pattern, times=1, **fault) as seen:
-        outcome = command("profile", "alice/down", "--weights-only", "--json", "--revision", "main")
+        outcome = command(*asked, constants=patience(fault))
     assert outcome.code == 0, outcome.err
     assert seen.seen == 1
     (snapshot,) = (command.home / "hub" / "models--alice--down" / "snapshots").iterdir()

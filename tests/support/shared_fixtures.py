@@ -20,6 +20,7 @@ import typer.main
 from chronos.chronos2 import Chronos2Model
 from chronos.chronos2.config import Chronos2CoreConfig
 from filelock import FileLock
+from hypothesis import HealthCheck, settings
 from opened_once import opened_once
 from stock_chronos import StockChronos
 from transformers.utils.logging import disable_progress_bar
@@ -40,6 +41,16 @@ from tscompress.training.windows import Bucket
 from tscompress.workflows import measure_point
 from tscompress.workflows.export import export
 from tscompress.workflows.save import CompressedModel, save
+
+# The same examples in every run, and none fails for the machine it runs on.
+settings.register_profile(
+    "tests",
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("tests")
 
 #: Of the repository.
 ROOT = Path(__file__).resolve().parents[2]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -609,6 +610,14 @@ class Processes:
     shared: Path
 
 
+def free_ports() -> Iterator[str]:
+    """Below those that the system gives to whoever asks for any."""
+    for port in range(20000 + os.getpid() % 10000, 32768):
+        with socket.socket() as tried, contextlib.suppress(OSError):
+            tried.bind(("127.0.0.1", port))
+            yield str(port)
+
+
 @pytest.fixture(scope="module")
 def processes(
     students: dict[str, Path],
@@ -628,11 +637,7 @@ def processes(
         series=(str(root / "series.jsonl"),),
         shuffle_series=16,
     )
-    ports = {}
-    with socket.socket() as first, socket.socket() as second, socket.socket() as third:
-        for name, free in (("adamw", first), ("muon", second), ("chronos-2", third)):
-            free.bind(("127.0.0.1", 0))
-            ports[name] = str(free.getsockname()[1])
+    ports = dict(zip(("adamw", "muon", "chronos-2"), free_ports(), strict=False))
 
     def models(family: str) -> dict[str, str]:
         return {"student": str(students[family]), "teacher": str(checkpoints[family])}

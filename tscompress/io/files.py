@@ -225,12 +225,25 @@ def _foreign_part(place: Path) -> str | None:
     """As :func:`foreign_part`; looked at again where another process replaced it meanwhile."""
     part = None
     for _ in range(_ATTEMPTS):
-        with suppress(FileNotFoundError):
+        with suppress(FileNotFoundError), _held(place):
             before = place.stat()
             part = foreign_part(place)
             if os.path.samestat(before, place.stat()):
                 break
     return part
+
+
+@contextmanager
+def _held(directory: Path) -> Iterator[None]:
+    """No other directory gets its inode meanwhile, also if it is removed."""
+    if not CAN_LOCK:  # Windows opens no directories
+        yield
+        return
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _spare(target: Path, place: Path, inputs: Iterable[str | Path | None], *, keep: bool) -> None:

@@ -136,6 +136,8 @@ def _leave_signals(_: int) -> None:
 def _kill(processes: Sequence[multiprocessing.process.BaseProcess]) -> None:
     for process in processes:
         process.kill()
+    for process in processes:
+        process.join(5)
 
 
 def drawing_processes(device: torch.device) -> int:
