@@ -25,7 +25,7 @@ Whether the search sees what is asked of its result: `--draw` draws other calibr
 `--planned-series` of it, and folded as ever. No source holds a
 series of an evaluation suite.
 Scores are written as they are there; a run that is started again takes them from the .csv, and
-models from `--models`. Delete both after a change of the library or of `--device`.
+models from `--models`, if original, options, code and versions are the same.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from output import parser_of, rounded, rows_of, write_tables
+from output import parser_of, rounded, rows_with, write_tables
 from rich.console import Console
 from testbed import HELD_OUT, KEPT, RATIOS, WORKLOADS, Testbed, parts_in, short_name, with_interval
 
@@ -156,10 +156,15 @@ def measure(
     table: Path,
     console: Console,
 ) -> pd.DataFrame:
-    """The table: a row for every trial, and those that it had before; costs come at the end."""
-    found = {(row["budget"], row["arm"]): row for row in rows_of(table, ("SQL", "own skill"))}
+    """The table: a row for every trial, and those of its settings that it had before.
+
+    Costs come at the end.
+    """
+    settings = bed.settings("budgets", "testbed")
+    rows = rows_with(table, ("SQL", "own skill"), {settings})
+    found = {(row["budget"], row["arm"]): row for row in rows}
     paths = {
-        trial.key: models / re.sub("[,:]", "", "-".join(trial.key)).replace(" ", "-")
+        trial.key: models / settings / re.sub("[,:]", "", "-".join(trial.key)).replace(" ", "-")
         for trial in trials
     }
     for trial in trials:
@@ -168,7 +173,7 @@ def measure(
             plan = Plan.load(paths[trial.key] / "plan.json")
             row = {"model": bed.model, "budget": trial.key[0], "arm": trial.label}
             row |= {"sizes": sizes_text(plan), **bed.row(small.forecaster, str(trial.key))}
-            found[trial.key] = row | {"loss": bed.loss_rise(small)}
+            found[trial.key] = row | {"loss": bed.loss_rise(small), "settings": settings}
             console.print(rounded(found[trial.key]))
             write_text_atomically(table, pd.DataFrame(found.values()).to_csv(index=False))
     for key, costs in costs_of(bed, paths).items():

@@ -96,6 +96,10 @@ def test_a_row_that_is_missing_is_measured(
     frame.to_csv(table, index=False)
     again = budgets.measure(bed, both[1:], windows, tmp_path, table, QUIET)
     assert again["arm"].tolist() == ["by layer", "uniform"]  # what is not asked for stays
+    frame.assign(settings="others").to_csv(table, index=False)
+    fresh = budgets.measure(bed, first, windows, tmp_path, table, QUIET)
+    assert fresh["arm"].tolist() == ["uniform"]
+    assert "own" not in fresh
 
 
 def test_rows_and_models_of_another_width_are_others(
