@@ -210,7 +210,7 @@ TABLES = (
         "peers-t5",
         "peers.py --model reference/t5 --max-series 100 --smaller reference/t5-nano "
         "--output DIR/peers",
-        170,
+        200,
     ),
     Table(
         "peers-chronos2",
