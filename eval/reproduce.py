@@ -36,10 +36,10 @@ from pathlib import Path
 from tscompress.errors import UsageError
 
 ROOT = Path(__file__).resolve().parent.parent
-#: Scripts whose tables have times, so that nothing else may run beside them.
+#: Scripts whose tables have times, or that train for some minutes: nothing may run beside them.
 TIMING = (
     "budgets.py", "by_design.py", "comparison.py", "exported.py", "exported_shapes.py", "family.py",
-    "fold_growth.py", "methods.py", "peers.py", "shapes.py",
+    "fold_growth.py", "methods.py", "peers.py", "recover.py", "shapes.py",
 )  # fmt: skip
 
 

@@ -26,6 +26,7 @@ from tscompress.plan.plan import DROPS, Plan
 from tscompress.plan.schedules import Budget, Method, PlannedSchedule, Schedule
 from tscompress.progress import OnProgress, silent
 from tscompress.training.recovery_config import RecoveryConfig
+from tscompress.training.recovery_files import LOG_FILE
 from tscompress.training.recovery_state import OnRecovery
 from tscompress.workflows.claims import claimed_by_main
 from tscompress.workflows.compress import compress_loaded_
@@ -272,7 +273,8 @@ def recover(
     ours = loaded_of(student, argument="student", **given)
     theirs = loaded_of(teacher, argument="teacher", **given)
     place = None if directory is None else user_path(directory)
-    with claimed_by_main(place):
+    # Within the directory, as its parent may be read-only.
+    with claimed_by_main(None if place is None else place / LOG_FILE):
         return recover_loaded_(
             ours,
             theirs,

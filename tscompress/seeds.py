@@ -9,22 +9,26 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import torch
 
 # Threads share the generators: two would draw each other's numbers.
 _lock = threading.RLock()
+#: Types of devices without a generator of their own.
+_OF_CPU = ("cpu", "meta")
 
 
 def seed_(seed: int, device: str | torch.device = "cpu") -> None:
     """Seed the generators of the CPU and of ``device``."""
     torch.default_generator.manual_seed(seed)
     device = torch.device(device)
-    if device.type == "cuda":
-        with torch.cuda.device(device):
-            torch.cuda.manual_seed(seed)
-    elif device.type == "mps":
+    if device.type == "mps":
         torch.mps.manual_seed(seed)
+    elif device.type not in _OF_CPU:
+        module: Any = torch.get_device_module(device)
+        with module.device(device):
+            module.manual_seed(seed)
 
 
 @contextmanager
@@ -34,7 +38,10 @@ def kept_random_state(device: str | torch.device = "cpu") -> Iterator[None]:
     with _lock, ExitStack() as stack:
         if device.type == "mps":
             stack.callback(torch.mps.set_rng_state, torch.mps.get_rng_state())
-        stack.enter_context(torch.random.fork_rng([device] if device.type == "cuda" else []))
+        if device.type in (*_OF_CPU, "mps"):
+            stack.enter_context(torch.random.fork_rng([]))
+        else:
+            stack.enter_context(torch.random.fork_rng([device], device_type=device.type))
         yield
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import logging
+import math
 import shutil
 from copy import deepcopy
 from pathlib import Path
@@ -26,6 +27,7 @@ from tscompress.errors import (
     UsageError,
     VerificationError,
 )
+from tscompress.exporting import parity
 from tscompress.exporting.graph import _without_advice, onnx_graph
 from tscompress.exporting.parity import largest_difference
 from tscompress.families.registry import adapter_of
@@ -284,6 +286,18 @@ def test_a_graph_that_forecasts_otherwise_is_not_kept(
     with pytest.raises(VerificationError, match=f"{precision}.*quantiles"):
         tscompress.export(checkpoints["chronos-bolt"], out, precision=precision)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_difference_that_is_no_number_counts_in_either_length(
+    lost: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = [1e-3, 1e-3]
+    found[lost] = math.nan
+    differences = iter(found)
+    monkeypatch.setattr(parity, "_difference", lambda *_: next(differences))
+    graph: Any = SimpleNamespace(context_length=64)
+    assert math.isnan(parity.largest_difference(graph, graph))
 
 
 def test_command_exports(

@@ -612,7 +612,7 @@ class Processes:
 
 def free_ports() -> Iterator[str]:
     """Below those that the system gives to whoever asks for any."""
-    for port in range(20000 + os.getpid() % 10000, 32768):
+    for port in range(20000 + 3 * (os.getpid() % 4000), 32768):
         with socket.socket() as tried, contextlib.suppress(OSError):
             tried.bind(("127.0.0.1", port))
             yield str(port)
@@ -1689,20 +1689,28 @@ def test_a_directory_has_one_recovery_at_a_time(
     students: dict[str, Path], checkpoints: dict[str, Path], tmp_path: Path
 ) -> None:
     models = students["chronos-bolt"], checkpoints["chronos-bolt"]
-    with claimed([tmp_path / "work"]), pytest.raises(OutputExistsError, match="another process"):
-        tscompress.recover(*models, short(steps=1), directory=tmp_path / "work")
-    assert not (tmp_path / "work").exists()
+    work = tmp_path / "work"
+    with claimed([work / LOG_FILE]), pytest.raises(OutputExistsError, match="another process"):
+        tscompress.recover(*models, short(steps=1), directory=work)
+    assert list(work.iterdir()) == []
 
 
 def test_the_callers_accelerator_stays_as_it_was(
     students: dict[str, Path], checkpoints: dict[str, Path]
 ) -> None:
     AcceleratorState._reset_state(reset_partial_state=True)
-    theirs = Accelerator(cpu=True, mixed_precision="bf16")
+    theirs = Accelerator(cpu=True, mixed_precision="bf16", gradient_accumulation_steps=8)
+    theirs.gradient_state._set_sync_gradients(False)
     models = students["chronos-bolt"], checkpoints["chronos-bolt"]
     try:
-        tscompress.recover(*models, short(steps=1, precision="no"))
+        with pytest.raises(UsageError, match="accumulate"):
+            tscompress.recover(*models, short(accumulate=3))
+        done = tscompress.recover(*models, smooth(steps=6)).recovery
+        assert done is not None
+        assert done.after < done.before  # the optimizer took its steps
         assert theirs.mixed_precision == "bf16"
+        assert theirs.gradient_accumulation_steps == 8
+        assert not theirs.sync_gradients
     finally:
         AcceleratorState._reset_state(reset_partial_state=True)
 

@@ -11,6 +11,7 @@ from tscompress.checkpoints.config_checks import check_config, check_given
 from tscompress.checkpoints.load import LoadedModel, exported_message, family_name
 from tscompress.checkpoints.locate import model_name
 from tscompress.errors import CorruptCheckpointError, UnsupportedModelError, UsageError
+from tscompress.families.empty import BUILDING
 from tscompress.families.exported import ExportedModel, exported_pipeline
 from tscompress.families.registry import adapter_of
 from tscompress.io.files import user_path
@@ -40,7 +41,8 @@ def load_exported(source: str, directory: Path) -> LoadedModel:
         )
     check_config(record.config, source, _MOST_LAYERS)
     check_given(record.config, adapter_of(family).needed_settings, source)
-    pipeline = exported_pipeline(load_forecaster(directory, threads=torch.get_num_threads()))
+    with BUILDING:
+        pipeline = exported_pipeline(load_forecaster(directory, threads=torch.get_num_threads()))
     loaded = LoadedModel(
         model=pipeline.inner_model,
         pipeline=pipeline,

@@ -50,6 +50,7 @@ def _interrupt(_signal: int, frame: FrameType | None) -> None:
     if hasattr(signal, "setitimer"):
         signal.setitimer(signal.ITIMER_REAL, _SECONDS, _SECONDS)
         if _imports_torch(frame):
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # an import that hangs ends at the second
             return
     raise KeyboardInterrupt
 
@@ -60,6 +61,7 @@ def _insist(_signal: int, frame: FrameType | None) -> None:
     while error is not None and not isinstance(error, KeyboardInterrupt):
         error = error.__context__
     if error is None and _listening and not _imports_torch(frame):
+        signal.signal(signal.SIGINT, _interrupt)
         raise KeyboardInterrupt
 
 

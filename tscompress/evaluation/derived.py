@@ -83,9 +83,9 @@ def scaled_quantile_losses(
 
     SQL scales the quantile loss as MASE scales the absolute error (Shchur et al. 2025,
     "fev-bench"): a mean over series and steps that does not depend on their size, while large
-    series dominate WQL. Series whose seasonal error is zero are excluded. For a context no longer
-    than a season, the seasonal error is that of the previous step, as in MASE here; fev excludes
-    such series.
+    series dominate WQL. Series whose seasonal error is zero are excluded, and those of exactly one
+    season. For a shorter context the seasonal error is that of the previous step, as in MASE here;
+    fev excludes such series.
 
     Parameters
     ----------

@@ -211,9 +211,9 @@ class _Protocol(NamedTuple):
             seconds += time.perf_counter() - started
             if self.settings.sort_quantiles:
                 quantiles = np.sort(quantiles, axis=1)
+            contributions = series_contributions(quantiles, dataset, name=self.name)
             if on_forecasts is not None and seed == self.seeds[0]:
                 on_forecasts(dataset, quantiles)
-            contributions = series_contributions(quantiles, dataset, name=self.name)
             measures = {**score_quantiles(quantiles, dataset), **_measures(quantiles, dataset)}
             runs.append((measures, contributions))
         means = {name: float(np.mean([run[name] for run, _ in runs])) for name in runs[0][0]}

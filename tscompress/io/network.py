@@ -25,16 +25,23 @@ from tscompress.errors import HubError, UsageError
 
 T = TypeVar("T")
 
-_lock = threading.Lock()
-_inside = 0
-#: What the last to leave calls.
-_restore: Callable[[], None] | None = None
-
 ATTEMPTS = 3
 FIRST_WAIT_SECONDS = 1.0
 LONGEST_WAIT_SECONDS = 60.0
 MAX_BRANCH_BYTES = 250  # git keeps it as the name of a file, with .lock behind it for a moment
 _MOST_CONFLICTS = 10
+_lock = threading.Lock()
+#: Seconds that each thread which is inside would wait.
+_patience: list[float] = []
+#: What the last to leave calls.
+_restore: Callable[[], None] | None = None
+
+
+class _Conflicts(threading.local):
+    count = 0
+
+
+_conflicts = _Conflicts()
 PASSING_STATUS = (408, 429, 500, 502, 503, 504)
 
 
@@ -73,8 +80,9 @@ def shown_endpoint() -> str:
 def bounded_requests(timeout_seconds: float) -> Iterator[None]:
     """Inside, huggingface_hub waits at most this long for an answer.
 
-    A server that asks for a longer pause than a minute is an error, not a long sleep. Of several
-    threads the first sets the bounds and the last removes them: a new client closes the one before.
+    A server that asks for a longer pause than a minute is an error, not a long sleep. Several
+    threads wait as long as the most patient of them, and the last one removes the bounds: a new
+    client would close the one before.
 
     Raises
     ------
@@ -83,26 +91,27 @@ def bounded_requests(timeout_seconds: float) -> Iterator[None]:
     HubError
         A ``Retry-After`` is longer than that.
     """
-    global _inside, _restore
+    global _restore
     _check_token()
     with _lock:
-        if not _inside:
-            _restore = _bound(timeout_seconds)
-        _inside += 1
+        if not _patience:
+            _restore = _bound()
+        _patience.append(timeout_seconds)
+        _conflicts.count = 0
     try:
         yield
     finally:
         with _lock:
-            _inside -= 1
-            if not _inside and _restore is not None:
+            _patience.remove(timeout_seconds)
+            if not _patience and _restore is not None:
                 _restore()
 
 
-def _bound(timeout_seconds: float) -> Callable[[], None]:
+def _bound() -> Callable[[], None]:
     """Make huggingface_hub's next client a bounded one; returns what undoes it."""
     from huggingface_hub.utils import _http
 
-    checks = (_refuse_long_pause, _refuse_endless_conflict())
+    checks = (_refuse_long_pause, _refuse_endless_conflict)
     module: Any = _http
     bound: Callable[..., Any] = _bound_client
     if hasattr(module, "set_client_factory"):
@@ -110,7 +119,7 @@ def _bound(timeout_seconds: float) -> Callable[[], None]:
     else:  # before version 1: requests
         configure, make = module.configure_http_backend, module._GLOBAL_BACKEND_FACTORY
         bound = _bound_session
-    configure(lambda: bound(make(), timeout_seconds, checks))
+    configure(lambda: bound(make(), checks))
     return lambda: configure(make)
 
 
@@ -128,7 +137,7 @@ def _check_token() -> None:
 Check = Callable[..., None]
 
 
-def _bound_client(client: Any, timeout_seconds: float, checks: tuple[Check, ...]) -> Any:
+def _bound_client(client: Any, checks: tuple[Check, ...]) -> Any:
     """A client of httpx with bounds."""
 
     def bound(request: Any) -> None:
@@ -136,7 +145,7 @@ def _bound_client(client: Any, timeout_seconds: float, checks: tuple[Check, ...]
         given = request.extensions.get("timeout") or {}
         kinds = ("connect", "read", "write", "pool")
         request.extensions["timeout"] = {
-            kind: timeout_seconds if given.get(kind) is None else given[kind] for kind in kinds
+            kind: _seconds() if given.get(kind) is None else given[kind] for kind in kinds
         }
 
     hooks = client.event_hooks
@@ -147,10 +156,10 @@ def _bound_client(client: Any, timeout_seconds: float, checks: tuple[Check, ...]
     return client
 
 
-def _bound_session(session: Any, timeout_seconds: float, checks: tuple[Check, ...]) -> Any:
+def _bound_session(session: Any, checks: tuple[Check, ...]) -> Any:
     """A session of requests with bounds; it has no timeout of its own to set."""
     for prefix, adapter in list(session.adapters.items()):
-        session.mount(prefix, _ImpatientAdapter(adapter, timeout_seconds))
+        session.mount(prefix, _ImpatientAdapter(adapter))
     session.hooks["response"] += checks
     return session
 
@@ -160,33 +169,28 @@ class _ImpatientAdapter:
     """An adapter of requests that sets a timeout where a call has none."""
 
     adapter: Any
-    timeout_seconds: float
 
     def send(self, request: Any, **options: Any) -> Any:
         if options.get("timeout") is None:
-            options["timeout"] = self.timeout_seconds
+            options["timeout"] = _seconds()
         return self.adapter.send(request, **options)
 
     def close(self) -> None:
         self.adapter.close()
 
 
-def _refuse_endless_conflict() -> Check:
+def _seconds() -> float:
+    return max(_patience, default=LONGEST_WAIT_SECONDS)
+
+
+def _refuse_endless_conflict(response: Any, **_: Any) -> None:
     """Where the Hub is busy with the owner's other requests, create_repo asks again at once and
     for ever.
     """
-    conflicts = 0
-
-    def refuse(response: Any, **_: Any) -> None:
-        nonlocal conflicts
-        path = urlsplit(str(response.url)).path
-        conflicts += response.status_code == 409 and path.endswith("/repos/create")
-        if conflicts > _MOST_CONFLICTS:
-            raise HubError(
-                "the Hub is busy with other requests of the same owner; try again later."
-            )
-
-    return refuse
+    path = urlsplit(str(response.url)).path
+    _conflicts.count += response.status_code == 409 and path.endswith("/repos/create")
+    if _conflicts.count > _MOST_CONFLICTS:
+        raise HubError("the Hub is busy with other requests of the same owner; try again later.")
 
 
 def _refuse_long_pause(response: Any, **_: Any) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate import Accelerator
-from accelerate.state import AcceleratorState, PartialState
+from accelerate.state import AcceleratorState, GradientState, PartialState
 from accelerate.utils import DistributedDataParallelKwargs
 from torch import Tensor, nn
 
@@ -108,11 +108,12 @@ def recover_(
     batches = Batches(student.family, config, series, grouped=grouped)
     if config.watch_ranks:
         _check_watched(student)
-    run = _Run(student, teacher, config, directory, digests, report)
-    if asked.learning_rate is None:
-        run.rate_by_distance = rate_by_distance(student.family, config.optimizer)
     with ExitStack() as stack:
+        stack.callback(_Surroundings(teacher.model).restore)
+        run = _Run(student, teacher, config, directory, digests, report)
         stack.callback(run.close)
+        if asked.learning_rate is None:
+            run.rate_by_distance = rate_by_distance(student.family, config.optimizer)
         stack.enter_context(attention_for_training(student.model))
         stack.enter_context(only_what_is_read(teacher.model))
         if config.gradient_checkpointing:
@@ -168,9 +169,6 @@ class _Run:
     ) -> None:
         self.config, self.report = config, report
         self.student, self.teacher = student, teacher
-        given = next(teacher.model.parameters())
-        self._teacher_dtype, self._teacher_device = given.dtype, given.device
-        self._outside = _AccelerateState()
         grouped = group_size(student.family, student.model) > 1
         self.accelerator = _accelerator(student.model, config, grouped=grouped)
         scheme = adapter_of(student.family).defaults.recovery_scheme
@@ -210,9 +208,6 @@ class _Run:
         for parameter, trained in self._trained.items():
             parameter.requires_grad_(trained)
             parameter.grad = None
-        cast_parameters_(self.teacher.model, self._teacher_dtype)
-        self.teacher.model.to(self._teacher_device)
-        self._outside.restore()
 
     def train(self, batches: Batches, resume: bool) -> RecoveryResult:
         """Run all steps; the student then has its best weights."""
@@ -444,19 +439,24 @@ class _Clock:
         return time.monotonic() - self._start
 
 
-class _AccelerateState:
-    """What accelerate and CUDA keep for the whole process, and a caller may have set."""
+class _Surroundings:
+    """The teacher's dtype and device, and what accelerate and CUDA keep for the whole process."""
 
-    def __init__(self) -> None:
+    def __init__(self, teacher: nn.Module) -> None:
+        given = next(teacher.parameters())
+        self._teacher, self._dtype, self._place = teacher, given.dtype, given.device
         self._kept = [(state, dict(state)) for state in self._shared()]
         started = torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
         self._device = torch.cuda.current_device() if started else None
 
     @staticmethod
     def _shared() -> list[dict[str, Any]]:
-        return [AcceleratorState._shared_state, PartialState._shared_state]
+        states = AcceleratorState, PartialState, GradientState
+        return [state._shared_state for state in states]
 
     def restore(self) -> None:
+        cast_parameters_(self._teacher, self._dtype)
+        self._teacher.to(self._place)
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
             return  # the processes go on together
         for state, kept in self._kept:
@@ -473,6 +473,7 @@ def _accelerator(model: nn.Module, config: RecoveryConfig, *, grouped: bool) -> 
         torch.cuda.set_device(device)  # accelerate takes the current one
     # Or a second run in a process keeps the precision of the first, and its device.
     AcceleratorState._reset_state(reset_partial_state=alone)
+    GradientState._reset_state()  # one that does not sync would keep the optimizer from its steps
     # A process whose series are alone computes no queries and keys of group attention.
     shares = DistributedDataParallelKwargs(find_unused_parameters=grouped)
     return Accelerator(

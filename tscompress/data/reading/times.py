@@ -123,7 +123,7 @@ def _read(texts: pd.Series[str], form: str | None) -> pd.DatetimeIndex | None:
             times = pd.DatetimeIndex(pd.to_datetime(texts, format=form))
     except (ValueError, OverflowError):
         return None
-    return None if any(issubclass(one.category, FutureWarning) for one in said) else times
+    return None if any("time zone" in str(one.message) for one in said) else times
 
 
 def _unclear(name: str, reason: str, texts: pd.Series[str]) -> ValueError:
