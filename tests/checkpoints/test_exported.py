@@ -16,8 +16,8 @@ from tscompress.checkpoints.given import loaded_of
 from tscompress.errors import CorruptCheckpointError, LeakError, UnsupportedModelError, UsageError
 from tscompress.families.covariates import Covariates, Joint
 from tscompress.families.registry import adapter_of_pipeline
+from tscompress.io.seeds import seeded
 from tscompress.runtime.record import RECORD_FILE
-from tscompress.seeds import seeded
 
 FEW: dict[str, Any] = {"datasets": ["monash_m1_yearly", "monash_m3_yearly"], "max_series": 3}
 

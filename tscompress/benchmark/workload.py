@@ -15,9 +15,9 @@ from tscompress.errors import RecipeError, UsageError
 from tscompress.families.groups import kind_of, reads_covariates
 from tscompress.families.registry import adapter_of_pipeline
 from tscompress.io.quiet import quiet_horizons
+from tscompress.io.seeds import kept_random_state, seed_
 from tscompress.io.strict import Strict
 from tscompress.io.text import counted
-from tscompress.seeds import kept_random_state, seed_
 
 
 class Workload(Strict):

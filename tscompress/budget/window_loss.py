@@ -19,8 +19,8 @@ from tscompress.data.multivariate import Groups, driven_windows, led_windows
 from tscompress.errors import DataError
 from tscompress.families.groups import group_size
 from tscompress.families.registry import adapter_of
+from tscompress.io.seeds import seeded
 from tscompress.layers.shared_cross_attention import cross_attention_shared
-from tscompress.seeds import seeded
 
 #: One calibration window in this many is held out of the statistics, for measuring the loss.
 HOLD_OUT = 4

@@ -30,8 +30,8 @@ from tscompress.benchmark.workload import Workload
 from tscompress.errors import NotEnoughMemoryError, UsageError
 from tscompress.families.exported import draws_as_source
 from tscompress.families.registry import adapter_of_pipeline
+from tscompress.io.seeds import seeded
 from tscompress.layers.shared_cross_attention import shares_cross_attention
-from tscompress.seeds import seeded
 
 T = TypeVar("T")
 

@@ -29,8 +29,8 @@ from tscompress.hub.origin import CheckpointRecord
 from tscompress.io.hashing import sha256_of
 from tscompress.io.network import one_line
 from tscompress.io.own_outputs import RANKS_LOG
+from tscompress.io.seeds import kept_random_state
 from tscompress.io.untrusted import UnreadableFileError, regular_file, single_line
-from tscompress.seeds import kept_random_state
 from tscompress.training.pretrain_recipe import PRETRAIN_FILE
 from tscompress.workflows.save import RECIPE_FILE, RECOVERY_FIGURE_FILE, RECOVERY_LOG_FILE
 

@@ -19,9 +19,9 @@ from tscompress.compression.fold_plans import fold_plan_of
 from tscompress.errors import RecipeError
 from tscompress.families.base import ModelShape
 from tscompress.families.registry import adapter_of
+from tscompress.io.seeds import seeded
 from tscompress.layers.resize import replace_heads_
 from tscompress.plan.plan import Plan
-from tscompress.seeds import seeded
 from tscompress.training.growth import grow_
 from tscompress.training.pretrain_recipe import PretrainRecipe
 from tscompress.training.token_tables import chebyshev_token_embedding, fourier_token_embedding

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tscompress.seeds import kept_random_state, seed_, seeded
+from tscompress.io.seeds import kept_random_state, seed_, seeded
 
 
 def test_a_seed_draws_what_torch_draws_and_the_state_comes_back() -> None:
