@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from shared_fixtures import Command, assert_refused
@@ -161,3 +162,14 @@ def test_contexts_in_bfloat16_and_with_gradients_are_taken(
     with seeded(0):
         found = pipeline.predict([series.clone().requires_grad_()], prediction_length=3)
     torch.testing.assert_close(found[0], wanted[0])
+
+
+def test_arrays_are_taken_as_they_are(exported: dict[str, Path]) -> None:
+    """Whether they can be written to or not, in any order of memory, and lists."""
+    pipeline = loaded_of(exported["chronos-2"]).forecaster
+    series = np.sin(np.arange(24.0))
+    series.flags.writeable = False
+    wanted = pipeline.predict([torch.tensor(series)], prediction_length=3)
+    for given in (series, series[::-1].copy()[::-1], series.tolist()):
+        found = pipeline.predict([given], prediction_length=3)
+        torch.testing.assert_close(found[0], wanted[0])

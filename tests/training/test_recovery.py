@@ -24,7 +24,7 @@ import pytest
 import torch
 import yaml
 from accelerate import Accelerator, PartialState
-from accelerate.state import AcceleratorState
+from accelerate.state import AcceleratorState, GradientState
 from chronos import BaseChronosPipeline
 from forked import Program
 from hooks import hook_count
@@ -535,11 +535,13 @@ def test_stopped_and_resumed_is_bit_equal(
     student, _ = bolt()
     result = recover_(student, teacher, config, directory=tmp_path, report=stop)
     assert not result.finished
+    assert result.record()["finished"] is False
     assert result.steps < 6
     assert signal.getsignal(signal.SIGINT) is handler
     resumed, _ = bolt()
     result = recover_(resumed, teacher, config, directory=tmp_path, resume=True)
     assert result.finished
+    assert "finished" not in result.record()
     assert_equal(weights(whole), weights(resumed))
     told = {line.step: line.loss for line in result.history}
     assert told == {line.step: line.loss for line in uninterrupted.history}
@@ -1713,6 +1715,7 @@ def test_the_callers_accelerator_stays_as_it_was(
         assert not theirs.sync_gradients
     finally:
         AcceleratorState._reset_state(reset_partial_state=True)
+        GradientState._reset_state()
 
 
 @pytest.mark.gpu

@@ -63,8 +63,8 @@ def loaded_of(
 ) -> LoadedModel:
     """Whatever the user gave as a model, as a loaded model.
 
-    What is in memory is not copied, and is after the call as it was before; during it layers may be
-    replaced or watched, so that no other thread may forecast with it.
+    What is in memory is neither copied nor changed. What then measures it may replace or watch its
+    layers meanwhile, so that no other thread may forecast with it.
 
     Parameters
     ----------

@@ -229,7 +229,8 @@ def _tasks(inputs: Tensor | Sequence[Any], steps: int) -> list[Task]:
                 for one in inputs
             ]
         return tasks_of(list(inputs), steps, observed=False)
-    rows = [stacked([_values(torch.as_tensor(one))]) for one in inputs]
+    values = (_values(one) if isinstance(one, Tensor) else one for one in inputs)
+    rows = [stacked([np.asarray(one, np.float32)]) for one in values]
     return [Task(one, np.full((len(one), steps), np.nan, np.float32), len(one)) for one in rows]
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.state import AcceleratorState
+from accelerate.state import AcceleratorState, GradientState
 from torch import nn
 from transformers import PreTrainedModel
 
@@ -154,6 +154,7 @@ class _Run:
         parts = check_resumable(recipe, self.checkpoint) if resume else []
         # Otherwise a second run in a process keeps the precision of the first, and its device.
         AcceleratorState._reset_state(reset_partial_state=True)
+        GradientState._reset_state()  # one that does not sync keeps the optimizer from its steps
         cpu = not torch.cuda.is_available()
         device = torch.device("cpu" if cpu else "cuda")
         precision = recipe.precision or training_precision(device)
