@@ -1417,6 +1417,21 @@ def test_long_work_tells_the_time_left_without_a_terminal(
     assert all(line.endswith("left") for line in lines)
 
 
+def test_stages_that_are_done_leave_the_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    with progress_bars() as advance:
+        advance("evaluate a[b]", 0, 2)
+        advance("a[b] on first", 3, 3)
+        advance("a[b] on second", 1, 3)
+    last_frame = capsys.readouterr().err.split("evaluate a")[-1]
+    assert last_frame.startswith("[b]")
+    assert "on second" in last_frame
+    assert "on first" not in last_frame
+
+
 def test_numbers_that_json_cannot_say_are_null(capsys: pytest.CaptureFixture[str]) -> None:
     show(True, {"errors": [1.5, float("inf")], "by": {"task": (float("nan"), 2)}})
     assert json.loads(capsys.readouterr().out) == {"errors": [1.5, None], "by": {"task": [None, 2]}}

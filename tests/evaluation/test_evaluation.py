@@ -701,6 +701,16 @@ def test_evaluate_a_model(t5: BaseChronosPipeline) -> None:
     assert not run(1).frame()["WQL"].equals(first.frame()["WQL"])
 
 
+def test_progress_is_told_within_a_dataset(t5: BaseChronosPipeline) -> None:
+    told: list[tuple[str, int, int]] = []
+    evaluate_pipeline(
+        t5, name="tiny", max_series=3, datasets=YEARLY, batch_size=2, seeds=(0, 1), num_samples=2,
+        on_progress=lambda *step: told.append(step),
+    )  # fmt: skip
+    assert {(stage, total) for stage, _, total in told} == {("tiny on monash_m1_yearly", 6)}
+    assert list(dict.fromkeys(done for _, done, _ in told)) == [0, 2, 3, 5, 6]
+
+
 def test_evaluate_quantile_models(bolt: BaseChronosPipeline, chronos2: Chronos2Pipeline) -> None:
     for pipeline in (bolt, chronos2):
         (row,) = evaluate_pipeline(pipeline, name="tiny", datasets=YEARLY, max_series=3).rows

@@ -113,7 +113,12 @@ def test_batches_do_not_change_forecasts(chronos2: BaseChronosPipeline, targets:
     dataset = dataset_of(shops(5), targets, windows=2)
     whole = predict_joint(chronos2, dataset, 32)
     for size in (1, 2, 3):
-        np.testing.assert_allclose(predict_joint(chronos2, dataset, size), whole, atol=1e-4)
+        told: list[int] = []
+        found = predict_joint(chronos2, dataset, size, on_series=told.append)
+        np.testing.assert_allclose(found, whole, atol=1e-4)
+        assert told == sorted(told)
+        group = len(TARGETS[targets])
+        assert (told[0], told[-1]) == (group * max(1, size // group), len(whole))
     np.testing.assert_allclose(predict_joint(chronos2, dataset, "auto"), whole, atol=1e-4)
 
 

@@ -194,7 +194,7 @@ def progress_bars(quiet_seconds: float = 30.0) -> Iterator[OnProgress]:
         yield _ProgressLines(quiet_seconds)
         return
     with Progress(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TimeRemainingColumn(),
@@ -206,7 +206,8 @@ def progress_bars(quiet_seconds: float = 30.0) -> Iterator[OnProgress]:
         def advance(stage: str, done: int, total: int) -> None:
             if stage not in tasks:
                 tasks[stage] = bars.add_task(stage, total=total)
-            bars.update(tasks[stage], completed=done, total=total)
+            # What is done makes room: an evaluation has a stage for each dataset.
+            bars.update(tasks[stage], completed=done, total=total, visible=done < total)
 
         yield advance
 

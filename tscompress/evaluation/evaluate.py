@@ -50,6 +50,7 @@ from tscompress.evaluation.results import (
     Settings,
 )
 from tscompress.evaluation.score_cache import ScoreCache, score_key
+from tscompress.progress import OnProgress, silent
 
 DEFAULT_SETTINGS = Settings()
 
@@ -71,6 +72,7 @@ def evaluate_pipeline(
     on_note: Callable[[str], None] = lambda note: None,
     on_dataset: Callable[[DatasetScore], None] | None = None,
     on_forecasts: Callable[[EvaluationDataset, Quantiles], None] | None = None,
+    on_progress: OnProgress = silent,
 ) -> EvaluationResult:
     """Score a pipeline in memory, or seasonal naive, on a suite.
 
@@ -85,6 +87,8 @@ def evaluate_pipeline(
         Column ``model`` of the result.
     settings
         Which series see one another; seasonal naive sees none.
+    on_progress
+        Called with a stage for each dataset, series that were forecast and series in all.
 
     Raises
     ------
@@ -114,7 +118,7 @@ def evaluate_pipeline(
             on_note(note)
         key = score_key(model, digest, dataset, protocol.to_dict()) if cache is not None else {}
         reused = None if on_forecasts is not None else _reused(cache, key, dataset, name)
-        row, sampling = reused or protocol.score(dataset, on_forecasts)
+        row, sampling = reused or protocol.score(dataset, on_forecasts, on_progress)
         if cache is not None and reused is None and Processes().is_main:
             cache.write(key, _Scored(row, sampling).to_dict())
         if dataset.names:
@@ -202,12 +206,16 @@ class _Protocol(NamedTuple):
         self,
         dataset: EvaluationDataset,
         on_forecasts: Callable[[EvaluationDataset, Quantiles], None] | None,
+        on_progress: OnProgress,
     ) -> _Scored:
-        runs = []
+        runs: list[tuple[dict[str, float], SeriesContributions]] = []
         seconds = 0.0
         for seed in self.seeds:
+            told = self._told(dataset, len(runs), on_progress)
             started = time.perf_counter()
-            quantiles, paths = self._forecast(dataset, seed)
+            told(0)
+            quantiles, paths = self._forecast(dataset, seed, told)
+            told(len(dataset.series))  # other processes may have had the last batch
             seconds += time.perf_counter() - started
             if self.settings.sort_quantiles:
                 quantiles = np.sort(quantiles, axis=1)
@@ -236,15 +244,30 @@ class _Protocol(NamedTuple):
         )
         return _Scored(row, sampling)
 
-    def _forecast(self, dataset: EvaluationDataset, seed: int) -> tuple[Quantiles, int | None]:
+    def _told(
+        self, dataset: EvaluationDataset, runs: int, on_progress: OnProgress
+    ) -> Callable[[int], None]:
+        """Tells how many series were forecast, after those of ``runs`` seeds."""
+        count = len(dataset.series)
+
+        def told(done: int) -> None:
+            stage = f"{self.name} on {dataset.name}"
+            on_progress(stage, runs * count + done, len(self.seeds) * count)
+
+        return told
+
+    def _forecast(
+        self, dataset: EvaluationDataset, seed: int, on_series: Callable[[int], None]
+    ) -> tuple[Quantiles, int | None]:
         """Quantiles, and of how many sample paths they are, if of any."""
         if isinstance(self.model, str):
             return quantile_array(SeasonalNaive().forecast(dataset)), None
         if self.is_joint(dataset):
             together = self.settings.cross_learning
-            return predict_joint(
-                self.model, dataset, self.batch_size, cross_learning=together
-            ), None
+            quantiles = predict_joint(
+                self.model, dataset, self.batch_size, cross_learning=together, on_series=on_series
+            )
+            return quantiles, None
         values = predict(
             self.model,
             dataset.contexts,
@@ -253,6 +276,7 @@ class _Protocol(NamedTuple):
             self.batch_size,
             num_samples=self.num_samples,
             stream=dataset.name,
+            on_series=on_series,
         )
         return (sample_quantiles(values), values.shape[1]) if self.draws else (values, None)
 

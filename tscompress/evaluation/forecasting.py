@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
@@ -130,6 +130,7 @@ def predict(
     num_samples: int | None = None,
     stream: str = "",
     covariates: Sequence[Covariates] | None = None,
+    on_series: Callable[[int], None] = lambda done: None,
 ) -> npt.NDArray[np.float32]:
     """Forecasts as in :func:`forecast`, as one array.
 
@@ -138,6 +139,8 @@ def predict(
     covariates
         N, each with as many steps as its context and ``horizon``, all with equal numbers of
         covariates and of those known ahead; None: without any.
+    on_series
+        Called after each batch with the number of series up to its end.
 
     Returns
     -------
@@ -156,12 +159,14 @@ def predict(
     processes = Processes()
     input_rows = 1 + len(covariates[0].past) if covariates else 1
     found: dict[int, npt.NDArray[np.float32]] = {}
+    done = 0
     with cross_attention_shared(pipeline):
         size, at_once = processes.agree(
             lambda: batch_sizes(pipeline, lengths, horizon, batch_size, num_samples, input_rows)
         )
         parts = Parts(at_once)
         for position, indices in enumerate(batches_by_length(lengths, size)):
+            done += len(indices)
             if not processes.has(position):
                 continue
             batch = [tensors[index] for index in indices]
@@ -172,6 +177,7 @@ def predict(
                 partial(_predict_part, pipeline, batch, beside, horizon, num_samples, key),
             )
             found |= dict(zip(indices, output, strict=True))
+            on_series(done)
     found = processes.gather(found)
     return np.stack([found[index] for index in range(len(tensors))])
 

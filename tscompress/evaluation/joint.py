@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -119,6 +119,7 @@ def predict_joint(
     batch_size: BatchSize,
     *,
     cross_learning: bool = False,
+    on_series: Callable[[int], None] = lambda done: None,
 ) -> npt.NDArray[np.float32]:
     """Quantiles 0.1 … 0.9 of each series of a dataset, ``[N, 9, horizon]``.
 
@@ -131,6 +132,8 @@ def predict_joint(
     batch_size
         Series in a batch, without covariates; see
         :func:`tscompress.evaluation.forecasting.predict`.
+    on_series
+        Called after each batch with the number of series up to its end.
 
     Raises
     ------
@@ -139,7 +142,7 @@ def predict_joint(
     """
     processes = Processes()
     found: dict[int, npt.NDArray[np.float32]] = {}
-    position = 0
+    position = done = 0
     for tasks in _by_window(dataset):
         joint = _encoded(pipeline, dataset, tasks)
         lengths = [one.targets.shape[1] for one in joint]
@@ -155,12 +158,14 @@ def predict_joint(
         order = _in_order if cross_learning else batches_by_length
         for indices in order(lengths, size):
             position += 1
+            done += sum(len(tasks[index]) for index in indices)
             if not processes.has(position):
                 continue
             batch = [joint[index] for index in indices]
             quantiles = _batch(pipeline, batch, dataset.horizon, parts, cross_learning)
             for index, of_task in zip(indices, quantiles, strict=True):
                 found |= dict(zip(tasks[index], of_task, strict=True))
+            on_series(done)
     found = processes.gather(found)
     return np.stack([found[place] for place in range(len(dataset.series))])
 

@@ -125,7 +125,8 @@ def evaluate(
     on_forecasts
         Called with each dataset and the quantiles of the first seed.
     on_progress
-        Called with a stage, datasets done and datasets in all.
+        Called with a stage and how much of it is done, of how much: of the model datasets, of
+        each dataset series.
 
     Raises
     ------
@@ -179,6 +180,7 @@ def evaluate(
         on_note=on_note,
         on_dataset=_counted(label, len(found.select(datasets).datasets), on_progress, on_dataset),
         on_forecasts=on_forecasts,
+        on_progress=on_progress,
     )
     return result.model_copy(update={"sha256": sha256})
 
