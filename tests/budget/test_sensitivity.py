@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from families_of_tests import two_stacks
 from hooks import hook_count
 from shared_fixtures import FAMILIES
 from torch import nn
@@ -538,6 +539,7 @@ def test_feed_forward_before_a_dropped_layer_is_fitted(
     assert all(after < 0.9 * before for _, before, after in missed)
 
 
+@two_stacks
 def test_holdout_windows_are_those_the_loss_is_measured_on(checkpoint: Path) -> None:
     loaded = load(checkpoint)
     holdout = [windows(7)]
@@ -566,6 +568,7 @@ def test_a_single_key_makes_scores_irrelevant(checkpoints: dict[str, Path]) -> N
             assert max(map(abs, measured.losses)) < 1e-6
 
 
+@two_stacks
 def test_silent_blocks_cost_nothing(checkpoint: Path) -> None:
     loaded = load(checkpoint)
     name = loaded.architecture.attention[0].name
@@ -581,6 +584,7 @@ def test_silent_blocks_cost_nothing(checkpoint: Path) -> None:
             assert set(measured.losses) == {0.0}
 
 
+@two_stacks
 @pytest.mark.parametrize("after", [1, 7, 15])
 def test_the_model_survives_an_interruption(checkpoint: Path, after: int) -> None:
     loaded = load(checkpoint)
@@ -590,6 +594,7 @@ def test_the_model_survives_an_interruption(checkpoint: Path, after: int) -> Non
     assert_untouched(loaded.model, before)
 
 
+@two_stacks
 def test_the_model_survives_an_error_inside_a_forward_pass(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -682,6 +687,7 @@ class Forwards:
         self.count += 1
 
 
+@two_stacks
 def test_second_pass_reads_the_cache(checkpoint: Path, tmp_path: Path) -> None:
     found = measure(load(checkpoint), cache=tmp_path)
     again, calls = load(checkpoint), []
@@ -742,6 +748,7 @@ def test_changed_inputs_miss_the_cache(
     assert forwards.count > before
 
 
+@two_stacks
 @pytest.mark.parametrize("after", [3, 17])
 def test_interrupted_pass_resumes(checkpoint: Path, tmp_path: Path, after: int) -> None:
     loaded = load(checkpoint)
@@ -801,6 +808,20 @@ def test_cache_directory_follows_the_environment(
     monkeypatch.setenv("TSCOMPRESS_CACHE", str(tmp_path / "own"))
     measure(loaded, **fewest)
     assert cached(tmp_path / "own").exists()
+
+
+def test_without_a_home_nothing_is_cached(
+    checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    loaded = load(checkpoints["chronos-bolt"])
+    fewest: dict[str, Any] = {"head_sizes": (1,), "hidden_ratios": (), "cache": "default"}
+    for name in ("TSCOMPRESS_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(Path, "home", homeless)
+    assert measure(loaded, **fewest).parts
 
 
 def test_unwritable_cache_warns_once(

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from families_of_tests import any_family, two_stacks
 from shared_fixtures import FAMILIES, Forbid, tiny_recipe
 
 import tscompress
@@ -319,11 +320,14 @@ def test_quality_is_settled_by_folding_and_scoring(checkpoint: Path, layout: str
     both = original.family == "chronos-2"
     assert ("measured_with_covariates" in found) == both
     assert (ratios.with_covariates is not None) == both
+    if original.family == "chronos-t5":
+        return
     # A stricter budget leaves more.
     strict = planned(original, "wql=5%", layout=layout)
     assert strict.parameters()[1] >= plan.parameters()[1]
 
 
+@two_stacks
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_quality_beside_a_width_is_that_of_both_cuts(checkpoint: Path, layout: str) -> None:
     """Of the original's, with the stream as narrow as was asked."""
@@ -341,6 +345,7 @@ def test_quality_beside_a_width_is_that_of_both_cuts(checkpoint: Path, layout: s
     assert plan.schedule["found"]["measured"] == pytest.approx(ratios.worst, rel=1e-4)
 
 
+@two_stacks
 def test_the_stream_is_narrowed_once_for_what_is_measured_by_layer(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -362,6 +367,7 @@ def test_the_stream_is_narrowed_once_for_what_is_measured_by_layer(
     assert narrowed <= 2  # the copy, and a candidate of the same sizes everywhere
 
 
+@two_stacks
 def test_sizes_for_a_narrower_stream_are_compared_with_the_original(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -378,6 +384,7 @@ def test_sizes_for_a_narrower_stream_are_compared_with_the_original(
     assert compared == [None, loaded]
 
 
+@two_stacks
 def test_a_second_fold_is_what_is_left_of_a_narrowed_copy(checkpoint: Path) -> None:
     original = load(checkpoint)
     plan = planned(original, "parameters=0.5", layout="factored", width=20)
@@ -394,12 +401,14 @@ def test_a_second_fold_is_what_is_left_of_a_narrowed_copy(checkpoint: Path) -> N
         assert second_fold(original, plan.model_copy(update=changes)) is None
 
 
+@two_stacks
 def test_quality_beside_a_width_of_fewer_layers(checkpoint: Path) -> None:
     plan = planned(load(checkpoint), "wql=90%", width=20, depth=True)
     assert plan.width is not None
     assert plan.schedule["found"]["measured"] <= 1.9
 
 
+@two_stacks
 def test_a_tighter_budget_is_never_larger(checkpoint: Path) -> None:
     loaded = load(checkpoint)
     for layout in LAYOUTS:
@@ -411,6 +420,7 @@ def test_a_tighter_budget_is_never_larger(checkpoint: Path) -> None:
         assert sizes[-1] < sizes[0]
 
 
+@any_family
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_unreachable_budget_is_refused(checkpoint: Path, layout: str) -> None:
     with pytest.raises(PlanError, match=r"parameters=0\.01"):
@@ -447,6 +457,7 @@ def test_whole_layers_may_go(checkpoint: Path, tmp_path: Path) -> None:
     )
 
 
+@two_stacks
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_sizes_are_multiples(checkpoint: Path, layout: str) -> None:
     plan = planned(load(checkpoint), "parameters=0.8", layout=layout, multiple=8)
@@ -454,6 +465,7 @@ def test_sizes_are_multiples(checkpoint: Path, layout: str) -> None:
     assert {hidden.kept % 8 for hidden in plan.hidden} == {0}
 
 
+@two_stacks
 def test_second_plan_reads_the_cache(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -597,6 +609,7 @@ def test_the_original_is_no_answer_to_a_budget_that_nothing_meets(
         planned(loaded, "latency=1.0", layout="factored", width=width)
 
 
+@two_stacks
 def test_a_plan_by_layer_narrower_than_its_heads_is_folded_in_one_go(checkpoint: Path) -> None:
     """In two the narrower model would have heads larger than its stream."""
     loaded = load(checkpoint)
@@ -605,6 +618,7 @@ def test_a_plan_by_layer_narrower_than_its_heads_is_folded_in_one_go(checkpoint:
     assert loaded.config["d_model"] == 6
 
 
+@two_stacks
 def test_layers_that_a_plan_leaves_out_change_nothing(checkpoint: Path) -> None:
     """Of a width with sizes by layer: in a plan that names all layers, and in one that does not."""
     weights = []
@@ -974,6 +988,7 @@ def test_indices_of_layers_are_the_original_s(
     assert [layers for *_, layers in asked] == [first, both, both, ["encoder"]]
 
 
+@any_family
 @pytest.mark.parametrize("counts", [(2,), (2, 2), (0, 1), (3, 1), (1, 3)])
 def test_impossible_layer_counts_are_refused(checkpoint: Path, counts: tuple[int, ...]) -> None:
     loaded = load(checkpoint)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from chronos import BaseChronosPipeline
+from families_of_tests import any_family, two_stacks
 from hooks import hook_count
 from safetensors.torch import load_file, save_file
 from stock_chronos import StockChronos
@@ -59,7 +60,7 @@ def predict(loaded: LoadedModel) -> torch.Tensor:
     inputs = series[:, None, :] if loaded.family == "chronos-2" else series
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        forecast = loaded.forecaster.predict(inputs, prediction_length=8)
+        forecast = loaded.forecaster.predict(inputs, prediction_length=4)
     return torch.stack(forecast) if isinstance(forecast, list) else forecast
 
 
@@ -157,6 +158,7 @@ def test_projections_of_one_input_share_their_moment(checkpoint: Path) -> None:
         assert q.count > 0
 
 
+@two_stacks
 def test_hooks_are_gone_even_after_a_failure(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -204,6 +206,7 @@ def test_synthetic_calibration_has_the_number_of_series_asked_for(
 # --------------------------------------------------------------------------------------------------
 
 
+@two_stacks
 @pytest.mark.parametrize(
     "schedule",
     [
@@ -226,6 +229,7 @@ def test_parameter_counts_equal_the_plans(checkpoint: Path, schedule: object) ->
     assert factored == set(plan.ranks)
 
 
+@two_stacks
 @pytest.mark.parametrize("ratio", [0.2, 0.37, 0.5, 0.8, 1.0])
 def test_a_budget_is_kept_and_used(checkpoint: Path, ratio: float) -> None:
     loaded = load(checkpoint)
@@ -251,6 +255,7 @@ def test_power_law_sizes_heads_by_depth(checkpoints: dict[str, Path]) -> None:
     assert plan.ranks["decoder.block.1.layer.1.EncDecAttention.q"] == heads * 3
 
 
+@two_stacks
 def test_ranks_without_savings_stay_dense_with_a_reason(checkpoint: Path) -> None:
     loaded = load(checkpoint)
     limit = break_even_rank(32, 24)
@@ -263,6 +268,7 @@ def test_ranks_without_savings_stay_dense_with_a_reason(checkpoint: Path) -> Non
     assert len(planned(loaded, RankSchedule(rank=limit)).ranks) == len(plan.projections)
 
 
+@two_stacks
 def test_exclusions_stay_dense_and_unknown_patterns_fail(checkpoint: Path) -> None:
     loaded = load(checkpoint)
     plan = planned(loaded, RankSchedule(rank=2), exclude=["*.v", "encoder.block.0.*"])
@@ -274,6 +280,7 @@ def test_exclusions_stay_dense_and_unknown_patterns_fail(checkpoint: Path) -> No
         planned(loaded, RankSchedule(rank=2), exclude=["nothing.*"])
 
 
+@two_stacks
 def test_feed_forward_is_planned_only_when_asked(checkpoint: Path) -> None:
     loaded = load(checkpoint)
     assert {p.part for p in planned(loaded, RankSchedule(rank=2)).projections} == {"attention"}
@@ -285,6 +292,7 @@ def test_feed_forward_is_planned_only_when_asked(checkpoint: Path) -> None:
         planned(load(loaded.directory), PowerLawSchedule(d_0=1, alpha=0), feed_forward=True)
 
 
+@two_stacks
 def test_plans_round_trip_and_diff(checkpoint: Path, tmp_path: Path) -> None:
     loaded = load(checkpoint)
     plan = planned(loaded, RankSchedule(rank=3), exclude=["*.o"])
@@ -298,6 +306,7 @@ def test_plans_round_trip_and_diff(checkpoint: Path, tmp_path: Path) -> None:
     assert plan.diff(Plan.parse(content)) == [f"{name}: 3 -> 5"]
 
 
+@any_family
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -319,6 +328,7 @@ def test_bad_plans_name_the_key(
         Plan.load(path)
 
 
+@two_stacks
 def test_a_plan_for_another_model_is_refused_before_anything_changes(checkpoint: Path) -> None:
     loaded = load(checkpoint)
     plan = planned(loaded, RankSchedule(rank=2))
@@ -417,6 +427,7 @@ def test_degenerate_moments_never_give_nan(checkpoint: Path) -> None:
     assert torch.isfinite(predict(loaded)).all()
 
 
+@two_stacks
 def test_failed_factorization_names_the_layer_and_keeps_weights(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -440,6 +451,7 @@ def test_failed_factorization_names_the_layer_and_keeps_weights(
     assert torch.equal(predict(loaded), before)
 
 
+@any_family
 def test_activation_svd_without_moments_is_refused(checkpoint: Path) -> None:
     loaded = load(checkpoint)
     plan = planned(loaded, RankSchedule(rank=2)).model_copy(update={"method": "activation-svd"})
@@ -483,6 +495,7 @@ def test_save_and_load_is_bit_equal(
     assert not list(tmp_path.glob(".*"))
 
 
+@any_family
 @pytest.mark.parametrize("method", ["fold", "activation-svd"])
 def test_provenance_records_the_source(checkpoint: Path, tmp_path: Path, method: Method) -> None:
     compressed = tscompress.compress(checkpoint, method=method, rank=4, calibration=CALIBRATION)
@@ -497,6 +510,7 @@ def test_provenance_records_the_source(checkpoint: Path, tmp_path: Path, method:
     assert (kept.model, kept.output, kept.method) == (str(checkpoint), str(output), method)
 
 
+@any_family
 def test_series_given_to_a_method_that_does_not_calibrate_are_refused(checkpoint: Path) -> None:
     series = [np.arange(30, dtype=np.float32)]
     with pytest.raises(UsageError, match="svd does not calibrate"):
@@ -535,6 +549,7 @@ def test_stock_chronos_refuses_and_the_registered_pipeline_opens(
         BaseChronosPipeline.from_pretrained(output, colour="red")
 
 
+@any_family
 def test_an_existing_output_is_kept(checkpoint: Path, tmp_path: Path) -> None:
     compressed = tscompress.compress(checkpoint, rank=4, method="svd")
     target = tmp_path / "small"
@@ -551,6 +566,7 @@ def test_an_existing_output_is_kept(checkpoint: Path, tmp_path: Path) -> None:
     assert torch.equal(predict(load(target)), predict(compressed))
 
 
+@any_family
 def test_unverified_save_leaves_no_files(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -582,12 +598,14 @@ def test_weights_aligned_otherwise_than_in_a_file_are_saved(
     assert torch.equal(predict(load(saved)), predict(compressed))
 
 
+@two_stacks
 def test_an_all_dense_plan_is_not_saved(checkpoint: Path, tmp_path: Path) -> None:
     compressed = tscompress.compress(checkpoint, method="svd", schedule="epsilon=1e-9")
     with pytest.raises(PlanError, match="nothing to save"):
         tscompress.save(compressed, tmp_path / "small")
 
 
+@any_family
 @pytest.mark.parametrize("damage", ["missing", "extra", "shape", "plan", "version", "truncated"])
 def test_damaged_factored_checkpoints_are_refused(
     checkpoint: Path, tmp_path: Path, damage: str
@@ -617,6 +635,7 @@ def test_damaged_factored_checkpoints_are_refused(
         load(output)
 
 
+@any_family
 def test_a_compressed_checkpoint_is_not_compressed_again(checkpoint: Path, tmp_path: Path) -> None:
     output = tscompress.save(
         tscompress.compress(checkpoint, rank=4, method="svd"), tmp_path / "small"
@@ -637,6 +656,7 @@ def test_folded_checkpoint_is_stock_and_folds_again(checkpoint: Path, tmp_path: 
     assert again.config["d_kv"] == 2
 
 
+@two_stacks
 def test_a_plan_that_keeps_all_layers(checkpoint: Path) -> None:
     loaded = tscompress.load(checkpoint)
     kept = {"encoder": (0, 1)}
@@ -662,18 +682,21 @@ def test_empty_options_are_refused(options: dict[str, Any]) -> None:
         tscompress.compress("anywhere", **options)
 
 
+@any_family
 def test_plan_excludes_other_sizes(checkpoint: Path) -> None:
     plan = Plan(family="chronos-bolt", method="fold", kept_layers={"encoder": (0,)})
     with pytest.raises(UsageError, match="a plan has every size"):
         tscompress.compress(checkpoint, plan=plan, rank=0)
 
 
+@any_family
 @pytest.mark.parametrize("series", [[np.array([1.0, 2.0, np.inf] * 30)] * 8, [[1.0, 1e300] * 40]])
 def test_infinite_values_count_as_missing(checkpoint: Path, series: Any) -> None:
     small = tscompress.compress(checkpoint, rank=4, series=series)
     assert all(torch.isfinite(weight).all() for weight in small.model.parameters())
 
 
+@two_stacks
 def test_dry_run_plan_equals_the_real_one(checkpoint: Path) -> None:
     loaded = tscompress.load(checkpoint, dtype="float32")
     before = {name: weight.clone() for name, weight in loaded.model.named_parameters()}

@@ -18,6 +18,7 @@ import yaml
 from chronos import BaseChronosPipeline
 from chronos.chronos2 import Chronos2Model
 from chronos.chronos2.config import Chronos2CoreConfig
+from families_of_tests import two_stacks
 from hooks import hook_count
 from pydantic import ValidationError
 from shared_fixtures import tiny_chronos2, tiny_recipe
@@ -102,7 +103,7 @@ def predict(loaded: LoadedModel | BaseChronosPipeline) -> Tensor:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         if type(pipeline).__name__ != "Chronos2Pipeline":
-            forecast: Tensor = pipeline.predict(series.flatten(0, 1), prediction_length=12)
+            forecast: Tensor = pipeline.predict(series.flatten(0, 1), prediction_length=4)
             return forecast
         covariates = {
             "target": series[0],
@@ -204,6 +205,7 @@ def test_rotary_pairs_of_equal_frequency_are_merged(checkpoints: dict[str, Path]
     assert distance(predict(small), predict(original)) < 1e-5
 
 
+@two_stacks
 def test_smaller_sizes_lose_more(checkpoint: Path) -> None:
     before = outputs(load(checkpoint))
     lost = [
@@ -478,6 +480,7 @@ def by_default(checkpoints: dict[str, Path]) -> dict[str, dict[str, Tensor]]:
     return {family: weights(folded(path, **HALVES)) for family, path in checkpoints.items()}
 
 
+@two_stacks
 @pytest.mark.parametrize(
     "change",
     [
@@ -590,6 +593,7 @@ def test_fitting_to_the_residual_stream_brings_it_back(checkpoint: Path) -> None
 # --------------------------------------------------------------------------------------------------
 
 
+@two_stacks
 @pytest.mark.parametrize("refit", ["residual", "none"])
 def test_a_plan_of_one_block_leaves_the_others(checkpoint: Path, refit: Any) -> None:
     original = load(checkpoint)
@@ -604,6 +608,7 @@ def test_a_plan_of_one_block_leaves_the_others(checkpoint: Path, refit: Any) -> 
             assert torch.equal(new[name], weight), name
 
 
+@two_stacks
 def test_only_hidden_units_or_only_heads(checkpoint: Path) -> None:
     original = weights(load(checkpoint))
     new = weights(folded(checkpoint, FoldConfig(refit="none"), hidden=10))
@@ -616,6 +621,7 @@ def test_only_hidden_units_or_only_heads(checkpoint: Path) -> None:
             assert kept == sorted(kept)
 
 
+@two_stacks
 def test_layers_are_counted(checkpoint: Path) -> None:
     loaded = load(checkpoint)
     plan = fold_plan(loaded.model, loaded.architecture, qk=4)
@@ -631,11 +637,13 @@ def test_layers_are_counted(checkpoint: Path) -> None:
 # --------------------------------------------------------------------------------------------------
 
 
+@two_stacks
 def test_no_hook_stays(checkpoint: Path) -> None:
     loaded = folded(checkpoint, qk=4, vo=2, hidden=20)
     assert hook_count(loaded.model) == 0
 
 
+@two_stacks
 @pytest.mark.parametrize("stop", [1, 3, 7])
 def test_no_hook_stays_after_a_failure_between_layers(checkpoint: Path, stop: int) -> None:
     loaded = load(checkpoint)
@@ -650,6 +658,7 @@ def test_no_hook_stays_after_a_failure_between_layers(checkpoint: Path, stop: in
     assert hook_count(loaded.model) == 0
 
 
+@two_stacks
 @pytest.mark.parametrize("calls", [0, 1, 3, 5, 8])
 def test_no_hook_stays_after_a_failure_within_a_pass(checkpoint: Path, calls: int) -> None:
     loaded = load(checkpoint)
@@ -671,6 +680,7 @@ def test_no_hook_stays_after_a_failure_within_a_pass(checkpoint: Path, calls: in
     assert hook_count(model) == 0
 
 
+@two_stacks
 def test_failed_fold_names_the_layer(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     original = fold_layers.fold_values
 
@@ -690,6 +700,7 @@ def test_failed_fold_names_the_layer(checkpoint: Path, monkeypatch: pytest.Monke
         folded(checkpoint, vo=4)
 
 
+@two_stacks
 @pytest.mark.parametrize(
     "change",
     [
@@ -765,6 +776,7 @@ def test_the_precision_is_that_of_the_machine_and_is_written_down(
     assert provenance["calibration"]["precision"] == chosen
 
 
+@two_stacks
 def test_feed_forwards_in_bfloat16_lead_to_nearly_the_same_outputs(checkpoint: Path) -> None:
     config = FOLD.model_copy(update={"precision": "bfloat16"})
     original, exact = load(checkpoint), folded(checkpoint, **HALVES)
@@ -774,6 +786,7 @@ def test_feed_forwards_in_bfloat16_lead_to_nearly_the_same_outputs(checkpoint: P
     assert all(weight.dtype == torch.float32 for weight in weights(near).values())
 
 
+@two_stacks
 @pytest.mark.parametrize("kind", DEGENERATE)
 def test_degenerate_calibration_never_gives_nan(checkpoint: Path, kind: str) -> None:
     loaded = load(checkpoint)
@@ -895,6 +908,7 @@ def test_dropping_a_layer_is_leaving_it_out(checkpoint: Path, stack: str, layer:
     assert all(".block.0." in name for name in biases)
 
 
+@two_stacks
 @pytest.mark.parametrize(
     ("kept", "message"),
     [
@@ -995,6 +1009,7 @@ def test_fewer_layers_with_sizes_by_layer(checkpoint: Path, tmp_path: Path) -> N
     assert torch.equal(predict(again), predict(small))
 
 
+@two_stacks
 def test_a_plan_with_fewer_layers_that_counts_all_of_them(checkpoint: Path) -> None:
     loaded = load(checkpoint)
     kept = dict.fromkeys(all_layers(loaded), (0,))
@@ -1098,6 +1113,7 @@ def test_values_of_another_size_are_a_factored_checkpoint(checkpoint: Path, tmp_
     assert torch.equal(predict(load(path)), predict(small))
 
 
+@two_stacks
 @pytest.mark.parametrize(
     "sizes",
     [
@@ -1125,6 +1141,7 @@ def test_parameter_counts_of_the_plan_are_exact(checkpoint: Path, sizes: dict[st
 # --------------------------------------------------------------------------------------------------
 
 
+@two_stacks
 def test_edited_fold_plan_is_applied_exactly(checkpoint: Path, tmp_path: Path) -> None:
     small = tscompress.compress(checkpoint, rank=4, calibration=CALIBRATION)
     path = tscompress.save(small, tmp_path / "first") / "plan.json"
@@ -1151,6 +1168,7 @@ def test_edited_fold_plan_is_applied_exactly(checkpoint: Path, tmp_path: Path) -
     assert not (saved / "recipe.yaml").exists()
 
 
+@two_stacks
 @pytest.mark.parametrize("cut", ["heads", "hidden"])
 def test_layers_taken_out_of_a_plan_keep_their_size(
     checkpoint: Path, tmp_path: Path, cut: str
@@ -1199,6 +1217,7 @@ def test_head_options_without_heads_are_refused(
         tscompress.compress(checkpoints["chronos-bolt"], ff_ratio=0.5, **options)
 
 
+@two_stacks
 def test_hidden_units_alone_leave_heads_as_they_are(checkpoint: Path) -> None:
     small = tscompress.compress(checkpoint, ff_ratio=0.5, calibration=CALIBRATION)
     assert small.plan is not None
@@ -1268,6 +1287,7 @@ def test_rotary_sizes_without_stock_config_are_refused(
         tscompress.compress(checkpoints["chronos-2"], rank=size, calibration=CALIBRATION)
 
 
+@two_stacks
 def test_a_power_law_never_exceeds_the_original(checkpoint: Path) -> None:
     """Sizes beyond the original's are the original's, whatever turns."""
     small = tscompress.compress(checkpoint, schedule=(3.0, 2.0), calibration=CALIBRATION)

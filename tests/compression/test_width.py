@@ -12,6 +12,7 @@ import pytest
 import torch
 import yaml
 from chronos import BaseChronosPipeline
+from families_of_tests import two_stacks
 from hooks import hook_count
 from hypothesis import given
 from hypothesis import strategies as st
@@ -169,6 +170,7 @@ def test_directions_with_most_energy_come_first(checkpoints: dict[str, Path]) ->
     assert energy[:4].sum() > 0.9 * energy.sum()
 
 
+@two_stacks
 def test_padding_is_ignored_and_hooks_are_removed(checkpoint: Path) -> None:
     loaded = load(checkpoint)
     series = waves(4, 40)
@@ -230,6 +232,7 @@ def test_stream_of_few_directions_is_sliced_without_loss(
         assert distance(predict(narrow), forecast) < 1e-4
 
 
+@two_stacks
 def test_sliced_dimensions_are_reconstructed(checkpoint: Path, tmp_path: Path) -> None:
     """Output projections are fitted to the stream of the original, in the directions that stay."""
     original = with_norms(checkpoint)
@@ -270,6 +273,7 @@ def test_sliced_checkpoint_is_stock(checkpoint: Path, tmp_path: Path, dtype: tor
     assert stock.inner_model.config.d_model == WIDTH
 
 
+@two_stacks
 @pytest.mark.parametrize(
     "options", [{"schedule": (2.5, 0.5)}, {"rank": 4, "exclude": ["*layer.0*"]}]
 )
@@ -330,6 +334,7 @@ def test_parameter_counts_of_the_plan_are_exact(checkpoint: Path) -> None:
         assert entry.parameters == sum(x.weight.numel() for x in linears) + len(linears[0].bias)
 
 
+@two_stacks
 def test_a_plan_is_applied_again_and_compared(checkpoint: Path, tmp_path: Path) -> None:
     first = tscompress.compress(checkpoint, width=WIDTH, calibration=CALIBRATION, fold=FOLD)
     assert first.plan is not None
@@ -356,6 +361,7 @@ def _of_width(plan: Plan, d_model: int) -> Plan:
     return plan.narrowed().model_copy(update={"width": plan.width})
 
 
+@two_stacks
 def test_narrow_again(checkpoint: Path, tmp_path: Path) -> None:
     """What is narrow may become narrower."""
     first = tscompress.compress(checkpoint, width=16, calibration=CALIBRATION, fold=FOLD)
@@ -456,6 +462,7 @@ def test_token_head_is_untied(checkpoints: dict[str, Path], tmp_path: Path) -> N
 # --------------------------------------------------------------------------------------------------
 
 
+@two_stacks
 def test_invalid_widths_are_refused(checkpoint: Path) -> None:
     for width in (D_MODEL, D_MODEL + 1):
         with pytest.raises(PlanError, match=f"width {width} .* d_model"):
@@ -474,6 +481,7 @@ def test_invalid_widths_are_refused(checkpoint: Path) -> None:
         tscompress.compress(checkpoint, plan=plan, width=WIDTH)
 
 
+@two_stacks
 def test_a_share_of_all_keeps_the_width_beside_a_budget(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -489,6 +497,7 @@ def test_a_share_of_all_keeps_the_width_beside_a_budget(
     assert small.config["d_model"] < D_MODEL
 
 
+@two_stacks
 def test_a_narrow_student_learns(checkpoint: Path) -> None:
     small = tscompress.compress(checkpoint, width=WIDTH, calibration=CALIBRATION, fold=FOLD)
     before = weights(small)
@@ -528,6 +537,7 @@ def test_a_latent_wider_than_the_new_stream_is_refused(checkpoints: dict[str, Pa
         )
 
 
+@two_stacks
 def test_plans_that_do_not_fit_change_no_weight(checkpoint: Path) -> None:
     loaded = load(checkpoint)
     stacks = [stack for stack in STACKS if hasattr(loaded.model, stack)]
@@ -548,6 +558,7 @@ def test_plans_that_do_not_fit_change_no_weight(checkpoint: Path) -> None:
         assert all(torch.equal(w, before[n]) for n, w in loaded.model.named_parameters())
 
 
+@two_stacks
 def test_streams_of_two_widths_are_not_compared(checkpoint: Path) -> None:
     with pytest.raises(UsageError, match="keep_width"):
         tscompress.compress(checkpoint, budget="parameters=0.5", layout="factored", keep_width=True)
@@ -557,6 +568,7 @@ def test_streams_of_two_widths_are_not_compared(checkpoint: Path) -> None:
         check_comparable(load(checkpoint), narrow)
 
 
+@two_stacks
 def test_plans_of_two_widths_are_refused(checkpoint: Path) -> None:
     loaded = load(checkpoint)
     content = fold_plan(loaded.model, loaded.architecture, width=WIDTH).model_dump()
@@ -667,6 +679,7 @@ def test_other_widths_are_refused(asked: object) -> None:
         validate(Recipe, {"model": "m", "output": "o", "width": asked}, "here")
 
 
+@two_stacks
 def test_a_share_of_the_width_is_resolved_in_the_plan(checkpoint: Path) -> None:
     share = tscompress.compress(checkpoint, width=0.5, calibration=CALIBRATION, fold=FOLD)
     number = tscompress.compress(checkpoint, width=D_MODEL // 2, calibration=CALIBRATION, fold=FOLD)

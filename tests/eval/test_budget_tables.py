@@ -22,9 +22,15 @@ from tscompress.probing.measure import ProbeConfig
 QUIET = Console(quiet=True)
 
 
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What is measured of the tiny model serves all tests."""
+    return tmp_path_factory.mktemp("cache")
+
+
 @pytest.fixture
-def budgets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    monkeypatch.setenv("TSCOMPRESS_CACHE", str(tmp_path / "cache"))
+def budgets(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    monkeypatch.setenv("TSCOMPRESS_CACHE", str(cache))
     with imported(["budgets"]) as found:
         workload = Workload(batch_size=2, context_length=32, horizon=8, repeats=1, warmup=0)
         monkeypatch.setitem(found.budgets.WORKLOADS, "chronos-bolt", workload)

@@ -573,6 +573,8 @@ def test_memory_errors_are_recognised() -> None:
     assert memory_ran_out(caught.value)
     assert memory_ran_out(CUDA_ERROR)
     assert memory_ran_out(MemoryError())
+    of_windows = "DefaultCPUAllocator: not enough memory: you tried to allocate 8 bytes."
+    assert memory_ran_out(RuntimeError(of_windows))
     assert not memory_ran_out(RuntimeError("out of range"))
     assert not memory_ran_out(ValueError())
 

@@ -103,7 +103,7 @@ def predict(loaded: LoadedModel) -> Tensor:
         torch.manual_seed(0)
         if loaded.family == "chronos-2":  # two variates a group, so that group attention mixes
             return torch.cat(loaded.forecaster.predict(series, prediction_length=32))
-        forecast: Tensor = loaded.forecaster.predict(series.flatten(0, 1), prediction_length=16)
+        forecast: Tensor = loaded.forecaster.predict(series.flatten(0, 1), prediction_length=4)
         return forecast
 
 

@@ -117,7 +117,7 @@ def predict(loaded: LoadedModel) -> Tensor:
     series = torch.randn(2, 50, generator=torch.Generator().manual_seed(1)).cumsum(-1)
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        forecast: Tensor = loaded.forecaster.predict(series, prediction_length=9)
+        forecast: Tensor = loaded.forecaster.predict(series, prediction_length=4)
     return forecast
 
 

@@ -19,6 +19,7 @@ import torch
 import typer.main
 from chronos.chronos2 import Chronos2Model
 from chronos.chronos2.config import Chronos2CoreConfig
+from drawn_once import drawn_once
 from filelock import FileLock
 from hypothesis import HealthCheck, settings
 from opened_once import opened_once
@@ -32,6 +33,7 @@ from tscompress.benchmark.sizes import bytes_on_disk
 from tscompress.benchmark.workload import Workload
 from tscompress.cli import app as cli
 from tscompress.compression.calibration import CalibrationConfig
+from tscompress.data.synthetic import SyntheticCorpus
 from tscompress.families.opening import Openable
 from tscompress.layers.latent_cross_attention import CACHE_NAMES
 from tscompress.plotting import new_figure, save_figure
@@ -47,6 +49,7 @@ settings.register_profile(
     "tests",
     deadline=None,
     derandomize=True,
+    max_examples=40,
     database=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
@@ -93,11 +96,13 @@ def _no_wait_for_the_disk() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _nothing_is_made_twice() -> Iterator[None]:
-    """Of what takes long and comes out the same: opened checkpoints, the parser of the command,
-    which typer makes at each call, and rounds of garbage collection that accelerate asks for."""
+    """Of what takes long and comes out the same: opened checkpoints, synthetic series, the parser
+    of the command, which typer makes at each call, and rounds of garbage collection that
+    accelerate asks for."""
     freed = accelerate.utils.memory.clear_device_cache
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Openable, "open_stock", opened_once(Openable.open_stock))
+        patch.setattr(SyntheticCorpus, "sample", drawn_once(SyntheticCorpus.sample))
         patch.setattr(typer.main, "get_command", functools.cache(typer.main.get_command))
         patch.setattr(accelerate.utils.memory, "clear_device_cache", lambda *_, **__: freed())
         yield

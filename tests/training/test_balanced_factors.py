@@ -61,7 +61,10 @@ def test_balanced_factors_are_the_same_product(unequal: LoadedModel) -> None:
 def test_recovery_starts_from_balanced_factors(
     unequal: LoadedModel, checkpoints: dict[str, Path]
 ) -> None:
-    config = RecoveryConfig(steps=1, learning_rate=1e-9, held_out_series=4, precision="no")
+    config = RecoveryConfig(
+        steps=1, learning_rate=1e-9, held_out_series=4, precision="no",
+        buckets=({"context_length": 32, "horizon": 8, "batch_size": 4},),
+    )  # fmt: skip
     result = recover_(unequal, load(checkpoints["chronos-bolt"]), config)
     assert result.finished
     assert are_balanced(unequal)

@@ -145,7 +145,8 @@ def test_ranks_of_a_latent_are_refused_before_anything_changes(
     checkpoints: dict[str, Path],
 ) -> None:
     teacher = load(checkpoints["chronos-t5"], dtype="bfloat16")
-    small = tscompress.compress(checkpoints["chronos-t5"], latent=6)
+    few = tscompress.CalibrationConfig(source="synthetic", num_series=8, context_length=32)
+    small = tscompress.compress(checkpoints["chronos-t5"], latent=6, calibration=few)
     before = {name: weight.clone() for name, weight in small.model.state_dict().items()}
     with pytest.raises(UsageError, match=r"watch_ranks: .* reads a latent .*; leave watch_ranks"):
         tscompress.recover(small, teacher, tscompress.RecoveryConfig(steps=1, watch_ranks=True))

@@ -35,7 +35,8 @@ from tscompress.workflows.unfinished import recovery_directory
 
 RECOVER: dict[str, Any] = {
     "steps": 2, "precision": "no", "held_out_series": 4, "warmup_steps": 1, "evaluate_every": 2,
-    "checkpoint_steps": 1, "buckets": [{"context_length": 16, "horizon": 8, "batch_size": 2}],
+    "checkpoint_steps": 1, "real_series": ["aus_production"],
+    "buckets": [{"context_length": 16, "horizon": 8, "batch_size": 2}],
 }  # fmt: skip
 
 

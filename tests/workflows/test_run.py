@@ -492,8 +492,9 @@ def test_a_report_of_another_method_is_not_replaced_unasked(
     assert len(kept) > 1
 
 
-@pytest.mark.parametrize("stage", ["scores", "report"])
-@pytest.mark.parametrize("force", [False, True], ids=["new", "replace"])
+@pytest.mark.parametrize(
+    ("force", "stage"), [(False, "scores"), (False, "report"), (True, "report")]
+)
 def test_files_of_a_killed_run_make_way(
     checkpoints: dict[str, Path],
     tmp_path: Path,

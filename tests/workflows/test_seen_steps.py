@@ -55,6 +55,11 @@ def sales(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 COLUMNS = {"id_column": "shop", "time_column": "day"}
+#: Of a recovery.
+LITTLE: dict[str, Any] = {
+    "held_out_series": 4,
+    "buckets": ({"context_length": 32, "horizon": 8, "batch_size": 4},),
+}
 
 
 @pytest.fixture(scope="module")
@@ -358,7 +363,7 @@ def test_series_of_a_recovery_in_memory_are_recorded(
     form = GivenSeries.model_validate(COLUMNS)
     small = tscompress.compress(model, rank=4, calibration=CalibrationConfig(num_series=4))
     tscompress.save(small, tmp_path / "small")
-    settings = RecoveryConfig(steps=1, series_format=form)
+    settings = RecoveryConfig(**LITTLE, steps=1, series_format=form)
     series = sales if as_path else read_series(sales, form)
     done = tscompress.recover(tmp_path / "small", model, settings, series=series)
     tscompress.save(done, tmp_path / "recovered")
@@ -374,7 +379,7 @@ def test_a_path_is_recorded_as_the_recovery_read_it(
     model, file = checkpoints["chronos-bolt"], tmp_path / "sales.csv"
     shutil.copy(sales, file)
     form = GivenSeries.model_validate({**COLUMNS, "hold_out": SCORED})
-    settings = RecoveryConfig(steps=1, series_format=form)
+    settings = RecoveryConfig(**LITTLE, steps=1, series_format=form)
     if method == "svd":
         done = tscompress.compress(model, method="svd", rank=4, series=file, recover=settings)
     else:
@@ -407,7 +412,7 @@ def test_a_file_that_cannot_be_read_after_a_training_costs_nothing(
         return first
 
     monkeypatch.setattr(fitted_to, "known_sha256_of", once)
-    settings = RecoveryConfig(steps=1, series=(str(sales),), series_format=form)
+    settings = RecoveryConfig(**LITTLE, steps=1, series=(str(sales),), series_format=form)
     done = tscompress.recover(small, model, settings)
     assert [source.sha256 for source in done.fitted_to] == [first]
 
@@ -426,7 +431,7 @@ def test_series_that_the_settings_name_are_read_once(
     checkpoints: dict[str, Path], sales: Path
 ) -> None:
     form = GivenSeries.model_validate(COLUMNS)
-    settings = RecoveryConfig(steps=2, series=(str(sales),), series_format=form)
+    settings = RecoveryConfig(**LITTLE, steps=2, series=(str(sales),), series_format=form)
     trained = []
     changed = read_series(sales, form)
     changed[0] = changed[0] + 1
@@ -457,7 +462,7 @@ def test_a_file_that_grew_between_calibration_and_recovery_is_recorded_twice(
     grown = sales.read_bytes()
     file.write_bytes(grown)
     form = GivenSeries.model_validate(COLUMNS)
-    settings = RecoveryConfig(steps=1, series=(str(file),), series_format=form)
+    settings = RecoveryConfig(**LITTLE, steps=1, series=(str(file),), series_format=form)
     done = tscompress.recover(tmp_path / "small", model, settings)
     file.write_bytes(grown.replace(b"s0,", b"s9,"))  # once more before it is saved
     tscompress.save(done, tmp_path / "recovered")
@@ -479,7 +484,7 @@ def test_series_of_a_recovery_after_a_method_that_reads_none_are_recorded(
         method="svd",
         rank=4,
         series=sales if as_path else read_series(sales, form),
-        recover=RecoveryConfig(steps=1, series_format=form),
+        recover=RecoveryConfig(**LITTLE, steps=1, series_format=form),
     )
     tscompress.save(small, tmp_path / "small")
     (found,) = recorded_sources(tmp_path / "small")

@@ -117,9 +117,9 @@ def peak_rss_bytes() -> int:
     if sys.platform == "linux":
         # Not ru_maxrss: on Linux a spawned child inherits the parent's peak.
         status = Path("/proc/self/status").read_text()
-        return next(
-            1024 * int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM:")
-        )
+        found = [line for line in status.splitlines() if line.startswith("VmHWM:")]
+        if found:  # gVisor has none
+            return 1024 * int(found[0].split()[1])
     if sys.platform == "win32":
         return int(psutil.Process().memory_info().peak_wset)
     import resource

@@ -47,7 +47,7 @@ from tscompress.compression.recording import Recording, blocks_of, record
 from tscompress.compression.residual_stream import principal_directions, projected
 from tscompress.compression.token_embedding import principal_rows, projected_rows
 from tscompress.data.batch import ForecastBatch
-from tscompress.errors import DataError, FactorizationError, PlanError
+from tscompress.errors import DataError, FactorizationError, PlanError, UsageError
 from tscompress.families.stacks import layer_name, sublayers
 from tscompress.families.t5_stack import token_table
 from tscompress.io.files import cache_directory
@@ -140,10 +140,10 @@ def measure_sensitivity(
         free_frequencies=free,
     )
     store = None
-    if cache is not None:
-        directory = cache_directory() if cache == "default" else Path(cache)
+    directory = _default_cache() if cache == "default" else cache
+    if directory is not None:
         key = content_key(loaded, batches, holdout, config, wanted, original=original)
-        store = SensitivityStore(directory, key)
+        store = SensitivityStore(Path(directory), key)
     result = store.read(wanted) if store else None
     forecasts = None
     if result is None:
@@ -171,6 +171,14 @@ def unmeasured(loaded: LoadedModel, fold: FoldConfig, *, layers: bool) -> Sensit
     parts = tuple(Part(**part._asdict(), losses=(0.0,) * len(part.sizes)) for part in wanted)
     settings = {"fold": fold.model_dump(mode="json")}
     return Sensitivity(family=loaded.family, base_loss=1.0, parts=parts, settings=settings)
+
+
+def _default_cache() -> Path | None:
+    """None where there is no home directory: what is measured is then not kept."""
+    try:
+        return cache_directory()
+    except UsageError:
+        return None
 
 
 def _check_measurable(

@@ -6,7 +6,7 @@ import os
 import re
 from contextlib import suppress
 from importlib.resources import files
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 
 from tscompress.checkpoints.integrity import source_files, weight_files
 from tscompress.checkpoints.names import (
@@ -247,16 +247,18 @@ def _recorded_hashes(directory: Path) -> dict[str, str]:
 
 
 def is_local_path(text: str) -> bool:
-    """Whether a value of a recipe is a path on this machine.
+    """Whether a value of a recipe is a path on somebody's machine, of Windows as well.
 
     ``owner/name`` is on the Hub unless there is such a directory.
     """
     path = Path(text)
-    if path.name == text or is_reference(text):
+    if (path.name == text and "\\" not in text) or is_reference(text):
         return False
     return (
         text.startswith((".", "~"))
         or path.is_absolute()
+        or "\\" in text
+        or PureWindowsPath(text).is_absolute()
         or len(path.parts) > 2
         or bool(kind_of(path))
         or path.suffix.lower() in (".yaml", ".yml")

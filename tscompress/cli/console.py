@@ -134,13 +134,13 @@ def say_memory(needed: Mapping[str, int], processes: int = 1) -> None:
 
     ``needed`` is for each of several ``processes``.
     """
-    import psutil
+    from tscompress.io.memory import available_bytes
 
     total = sum(needed.values())
     parts = ", ".join(f"{name} {_size(count)}" for name, count in needed.items())
     each = f" for each of {processes} processes" if processes > 1 else ""
     typer.echo(f"memory, about: {_size(total)}{each} ({parts})", err=True)
-    free = psutil.virtual_memory().available
+    free = available_bytes()
     if processes * (total - needed.get("process", 0)) > free:
         typer.echo(f"note: only {_size(free)} of memory are free.", err=True)
 

@@ -144,7 +144,6 @@ def evaluate(
     from tscompress.evaluation.batching import Processes, parse_batch_size
     from tscompress.evaluation.comparison import check_comparison
     from tscompress.evaluation.gift_eval import GiftEvalResults
-    from tscompress.evaluation.score_cache import ScoreCache
     from tscompress.workflows.claims import claimed_by_main
     from tscompress.workflows.evaluate_models import (
         check_evaluation,
@@ -174,7 +173,7 @@ def evaluate(
     _refuse_ignored(context, model, against)
     _read_suite(config, processes.is_main)
     context.with_resource(claimed_by_main(output))
-    cache = None if no_cache else ScoreCache()
+    cache = None if no_cache else _own_cache()
     layout = GiftEvalResults() if gift_eval else None
     scored = partial(_scored, device=processes.device(device), dtype=dtype)
     with progress_bars() as advance:
@@ -200,6 +199,15 @@ def evaluate(
         also = None if layout is None else partial(layout.save, result=evaluated.model, dtype=dtype)
         save_evaluation(output, evaluated, margin, also=also, force=force, inputs=inputs)
     show(as_json, _shown(evaluated, margin), *_tables(evaluated, margin))
+
+
+def _own_cache() -> ScoreCache | None:
+    """None where there is no home directory for it: scores are then computed again each time."""
+    try:
+        return ScoreCache()
+    except UsageError as error:
+        say_note(f"scores are not cached: {error}")
+        return None
 
 
 def _refuse_ignored(context: typer.Context, model: str, against: str | None) -> None:
@@ -437,7 +445,6 @@ def compare(
 def _evaluation_options(context: typer.Context, files: SeriesOptions) -> dict[str, Any]:
     """Options of ``compare`` for the models among its arguments."""
     from tscompress.evaluation.batching import parse_batch_size
-    from tscompress.evaluation.score_cache import ScoreCache
 
     given = context.params
     config = _evaluation_config(context, files, batch_size=parse_batch_size(given["batch_size"]))
@@ -451,7 +458,7 @@ def _evaluation_options(context: typer.Context, files: SeriesOptions) -> dict[st
         **seeds,
         "num_samples": given["num_samples"],
         **{name: getattr(config, name) for name in _SETTINGS},
-        "cache": None if given["no_cache"] else ScoreCache(),
+        "cache": None if given["no_cache"] else _own_cache(),
         "device": given["device"],
         "dtype": given["dtype"],
         "on_note": say_note,

@@ -54,7 +54,7 @@ from tscompress.compression.residual_stream import readers_of_end, slice_embeddi
 from tscompress.compression.token_embedding import principal_rows, project_rows_
 from tscompress.compression.univariate import fold_own_values_, separate_series_
 from tscompress.data.batch import CalibrationBatch, batches_of_series
-from tscompress.io.freed_memory import return_memory, returning_memory
+from tscompress.io.memory import return_memory, returning_memory
 from tscompress.linalg import least_squares
 from tscompress.plan.architecture import AttentionBlock
 from tscompress.plan.layer_plans import HeadPlan, HiddenPlan

@@ -15,7 +15,6 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-import psutil
 import torch
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list, gather_object, release_memory
@@ -30,6 +29,7 @@ from tscompress.benchmark.workload import Workload
 from tscompress.errors import NotEnoughMemoryError, UsageError
 from tscompress.families.exported import draws_as_source
 from tscompress.families.registry import adapter_of_pipeline
+from tscompress.io.memory import available_bytes
 from tscompress.io.seeds import seeded
 from tscompress.layers.shared_cross_attention import shares_cross_attention
 
@@ -163,8 +163,12 @@ class Parts:
 
 def memory_ran_out(error: BaseException) -> bool:
     """Whether an allocation on the CPU or an accelerator failed."""
-    known = isinstance(error, torch.OutOfMemoryError | MemoryError)
-    return known or (isinstance(error, Exception) and should_reduce_batch_size(error))
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    if not isinstance(error, Exception):
+        return False
+    # The words of torch on Windows, which accelerate does not know.
+    return "DefaultCPUAllocator: not enough memory" in str(error) or should_reduce_batch_size(error)
 
 
 def series_that_fit(
@@ -182,7 +186,7 @@ def free_bytes(device: torch.device) -> int:
         free, _ = torch.cuda.mem_get_info(device)
         held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return int(free) + int(held)
-    return int(psutil.virtual_memory().available) // Processes.count_here()
+    return available_bytes() // Processes.count_here()
 
 
 def forecast_bytes(

@@ -47,6 +47,7 @@ from tscompress.evaluation.results import (
     DatasetScore,
     EvaluationResult,
     Sampling,
+    SeriesContributions,
     Settings,
 )
 from tscompress.evaluation.score_cache import ScoreCache, score_key

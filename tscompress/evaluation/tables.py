@@ -113,11 +113,13 @@ def _ratio_table(
     table = Table(title=escape(title), box=box.SIMPLE_HEAD, show_footer=total is not None)
     table.add_column(first, footer="geometric mean", no_wrap=True)
     if total is not None:
-        table.add_column("series", justify="right")
+        table.add_column("series", justify="right", no_wrap=True)
     for metric in METRICS:
         footer = "" if total is None else _cell(getattr(total, metric))
         header = f"{metric} ({percent(comparison.confidence)})"
-        table.add_column(header, justify="right", footer=footer, no_wrap=True)
+        # Where the terminal is narrow an interval stands below its ratio.
+        narrowest = len("(1.0000–1.0000)")
+        table.add_column(header, justify="right", footer=footer, min_width=narrowest)
     return table
 
 

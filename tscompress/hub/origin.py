@@ -9,7 +9,7 @@ import math
 import os
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 from typing import Any
 
 from safetensors import safe_open
@@ -271,8 +271,8 @@ def _check_same_original(recipe: Recipe, provenance: Mapping[str, Any], director
 
 
 def bare_name(path: str) -> str:
-    """The last part of a path."""
-    return Path(path).name or path
+    """The last part of a path, of Windows as well."""
+    return PureWindowsPath(path).name or path
 
 
 def _local_paths(record: Any, key: str = "") -> Iterator[str]:

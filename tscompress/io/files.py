@@ -17,7 +17,16 @@ from pathlib import Path
 from tscompress.errors import OutputError, OutputExistsError, UsageError
 from tscompress.io.making_way import claimed_once, journal_of, undo_killed
 from tscompress.io.own_outputs import foreign_part, holds_own, is_own_file
-from tscompress.io.places import CAN_LOCK, followed, foreign, lock, naming, remove, sync
+from tscompress.io.places import (
+    CAN_LOCK,
+    followed,
+    foreign,
+    lock,
+    naming,
+    remove,
+    renamed,
+    sync,
+)
 
 _ATTEMPTS = 100
 _asking_umask = threading.Lock()
@@ -56,7 +65,8 @@ def write_text_atomically(path: Path, text: str) -> None:
                 stream.write(text)
                 stream.flush()
                 os.fsync(stream.fileno())
-            Path(temporary).chmod(0o666 & ~_umask())
+            with suppress(PermissionError):  # of a mount where others own what is written
+                Path(temporary).chmod(0o666 & ~_umask())
             Path(temporary).replace(path)
         except BaseException:
             Path(temporary).unlink(missing_ok=True)
@@ -411,7 +421,9 @@ def _link_others(old: Path, new: Path, writes: Collection[str]) -> None:
             try:
                 os.link(source, copy, follow_symlinks=False)
             except OSError:  # a file system without
-                shutil.copy2(source, copy, follow_symlinks=False)
+                shutil.copyfile(source, copy, follow_symlinks=False)
+                with suppress(PermissionError):
+                    shutil.copystat(source, copy, follow_symlinks=False)
                 if not Path(copy).is_symlink():
                     sync(Path(copy))
         return copy
@@ -438,10 +450,12 @@ def _settle(temporary: Path) -> None:
     mask = _umask()
     for file in temporary.rglob("*"):
         if file.is_file() and not file.is_symlink():
-            file.chmod(0o666 & ~mask)
+            with suppress(PermissionError):
+                file.chmod(0o666 & ~mask)
             sync(file)
     sync(temporary)
-    temporary.chmod(0o777 & ~mask)
+    with suppress(PermissionError):
+        temporary.chmod(0o777 & ~mask)
 
 
 def put(source: Path, target: Path, *, force: bool) -> bool:
@@ -454,11 +468,13 @@ def put(source: Path, target: Path, *, force: bool) -> bool:
     """
     for _ in range(_ATTEMPTS):
         try:
-            source.rename(target)  # also over an empty directory
+            source.rename(target)  # also over an empty directory, but for Windows
             return True
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
                 raise
+        if os.name == "nt" and _removed_if_empty(target):
+            continue
         if not force:
             return False
         with suppress(FileNotFoundError):  # another process moved it away in between
@@ -466,6 +482,14 @@ def put(source: Path, target: Path, *, force: bool) -> bool:
                 return True
             _move_aside(target)
     raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
+
+
+def _removed_if_empty(directory: Path) -> bool:
+    try:
+        directory.rmdir()
+    except OSError:
+        return False
+    return True
 
 
 def _take_back(source: Path, target: Path) -> None:
@@ -493,7 +517,8 @@ def exchange(one: Path, other: Path) -> bool:
     if rename(_AT_FDCWD, paths[0], _AT_FDCWD, paths[1], _RENAME_EXCHANGE) == 0:
         return True
     code = ctypes.get_errno()
-    if code in (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP):
+    # EXDEV: a directory in a lower layer of a container.
+    if code in (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EXDEV):
         return False
     raise OSError(code, os.strerror(code))
 
@@ -505,4 +530,4 @@ def _aside(target: Path) -> Path:
 def _move_aside(target: Path) -> None:
     """Without an exchange there is a moment with no target; :func:`_restore` ends it."""
     remove(_aside(target))
-    target.rename(_aside(target))
+    renamed(target, _aside(target))

@@ -17,7 +17,16 @@ from pathlib import Path
 
 from tscompress.errors import OutputExistsError, UsageError
 from tscompress.io.own_outputs import foreign_part, is_own_file
-from tscompress.io.places import CAN_LOCK, followed, foreign, lock, naming, remove, sync
+from tscompress.io.places import (
+    CAN_LOCK,
+    followed,
+    foreign,
+    lock,
+    naming,
+    remove,
+    renamed,
+    sync,
+)
 
 #: First byte of the journal of a work that has ended; a JSON object before.
 _ENDED, _OPEN = b"}", b"{"
@@ -48,7 +57,7 @@ class Claim:
             for path in self._paths:
                 if there[str(path)]:
                     with naming(path):
-                        path.rename(_before(path))
+                        renamed(path, _before(path))
             yield
             self._mark(_ENDED)  # from here on the new outputs are the ones that stay
         except BaseException:

@@ -18,6 +18,8 @@ except ImportError:  # Windows
 
 #: Whether this system has locks that end with a process.
 CAN_LOCK = fcntl is not None
+#: Errors of a system that cannot flush a directory.
+_NO_SYNC = (errno.EINVAL, errno.EBADF, errno.ENOTSUP)
 #: Messages of the system where there is no room left.
 _FULL = {os.strerror(code) for code in (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC))}
 
@@ -81,8 +83,29 @@ def sync(path: Path) -> None:
     descriptor = os.open(path, os.O_RDWR if windows else os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        # Directories of shared folders of virtual machines, among others, cannot be flushed.
+        if error.errno not in _NO_SYNC or not path.is_dir():
+            raise
     finally:
         os.close(descriptor)
+
+
+def renamed(source: Path, target: Path) -> None:
+    """Rename; copy a directory that lies in a lower layer of a container, which cannot be renamed.
+
+    Raises
+    ------
+    OSError
+        The system refuses both.
+    """
+    try:
+        source.rename(target)
+    except OSError as error:
+        if error.errno != errno.EXDEV or not source.is_dir():
+            raise
+        shutil.copytree(source, target, symlinks=True)
+        remove(source)
 
 
 def lock(descriptor: int, *, wait: bool) -> bool | None:

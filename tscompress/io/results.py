@@ -61,7 +61,7 @@ class Result(Strict):
         """
         try:
             regular_file(path, cls.limit)  # a pipe would hang
-            content = json.loads(path.read_text(encoding="utf-8"))
+            content = json.loads(path.read_bytes())  # PowerShell redirects as UTF-16
         except (OSError, UnreadableFileError, ValueError, RecursionError) as error:
             noun = cls.kind.split(maxsplit=1)[1]
             raise DataError(

@@ -341,8 +341,8 @@ def _embed_patches(loaded: LoadedModel, contexts: Tensor) -> Tensor:
     model: Any = loaded.model
     family = FAMILIES[loaded.family]
     features, observed = family.patch_features(model, contexts.to(model.device))
-    embedding = copy.deepcopy(model.input_patch_embedding).to("cpu", torch.float64)
-    embedded: Tensor = embedding(features[observed].to("cpu", torch.float64))
+    embedding = copy.deepcopy(model.input_patch_embedding).cpu().double()
+    embedded: Tensor = embedding(features[observed].cpu().double())
     return embedded
 
 
@@ -377,7 +377,7 @@ def weight_matrix(module: nn.Module) -> Tensor:
     if isinstance(module, LowRankLinear):
         return weight_matrix(module.left) @ weight_matrix(module.right)
     assert isinstance(module, nn.Linear)
-    return module.weight.detach().to("cpu", torch.float64)
+    return module.weight.detach().cpu().double()
 
 
 def head_slices(W: Tensor, role: str, num_heads: int) -> Tensor:

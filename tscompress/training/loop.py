@@ -38,6 +38,8 @@ class StopRequest:
     def __enter__(self) -> StopRequest:
         if threading.current_thread() is threading.main_thread():  # the only one with signals
             for number in (signal.SIGINT, signal.SIGTERM):
+                if signal.getsignal(number) is None:  # of a host that embeds Python
+                    continue
                 self._previous[number] = signal.signal(number, self._handle)
         return self
 

@@ -30,8 +30,8 @@ from tscompress.errors import DataError, PlanError, RecipeError, UsageError
 from tscompress.evaluation.batching import Processes
 from tscompress.families.registry import wrap_pipeline
 from tscompress.io.files import check_output
-from tscompress.io.freed_memory import return_memory
 from tscompress.io.making_way import undo_killed
+from tscompress.io.memory import return_memory
 from tscompress.io.text import counted
 from tscompress.plan.plan import Plan
 from tscompress.plan.schedules import (

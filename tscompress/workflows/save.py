@@ -24,7 +24,7 @@ from tscompress.data.seasonality import season_note
 from tscompress.errors import PlanError
 from tscompress.io.arguments import check_type
 from tscompress.io.files import new_directory, user_path, write_text_atomically
-from tscompress.io.freed_memory import return_memory
+from tscompress.io.memory import return_memory
 from tscompress.io.own_outputs import RANKS_LOG
 from tscompress.io.untrusted import UnreadableFileError, read_json
 from tscompress.plan.plan import Plan

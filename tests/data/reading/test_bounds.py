@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -137,7 +138,7 @@ def test_lists_are_held_against_memory(
     class Memory:
         available = 10**6
 
-    monkeypatch.setattr(arrow_files.psutil, "virtual_memory", Memory)
+    monkeypatch.setattr(psutil, "virtual_memory", Memory)
     write(tmp_path / name)
     assert "GB" in refusal(tmp_path / name, read)
 

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import psutil
+
+from tscompress.io.memory import available_bytes
 
 ARROW = (".arrow", ".feather")
 #: Values of a part of a file that is read in parts; rows in it follow from their length.
@@ -41,7 +42,7 @@ def check_values(count: int) -> None:
     ------
     ValueError
     """
-    needed, available = _BYTES_PER_VALUE * count, psutil.virtual_memory().available
+    needed, available = _BYTES_PER_VALUE * count, available_bytes()
     if needed > available:
         raise ValueError(
             f"{count:,} values need about {needed / 1e9:,.0f} GB, {available / 1e9:,.0f} GB are "

@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
-import psutil
+from tscompress.io.memory import available_bytes
 
 _OPENERS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 #: Suffixes of compressed text.
@@ -92,7 +92,7 @@ class _Bounded(io.RawIOBase):
         self._raw = raw
         self._zeros = zeros
         self._packed = packed
-        self._free = psutil.virtual_memory().available // MEMORY_PER_BYTE if whole else None
+        self._free = available_bytes() // MEMORY_PER_BYTE if whole else None
         self._most = MAX_EXPANDED_BYTES if whole and packed else None
         self._count = self._in_line = 0
 

@@ -1,4 +1,4 @@
-"""What glibc's allocator keeps of freed memory, handed back to the system; elsewhere nothing."""
+"""Memory that is free, and freed memory that glibc keeps, handed back to the system."""
 
 from __future__ import annotations
 
@@ -6,9 +6,30 @@ import ctypes
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
+import psutil
+
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
+
+#: Limit and use of a container's memory: of control groups version 2, and 1.
+_CONTROL_GROUPS = (
+    ("memory.max", "memory.current"),
+    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+)
+
+
+def available_bytes(control_groups: Path = Path("/sys/fs/cgroup")) -> int:
+    """Free memory of the machine, or what a container's limit leaves, if that is less."""
+    free = int(psutil.virtual_memory().available)
+    for limit, used in _CONTROL_GROUPS:
+        try:
+            most, now = (int((control_groups / name).read_text()) for name in (limit, used))
+        except (OSError, ValueError):  # there is none, or "max"
+            continue
+        free = min(free, max(0, most - now))
+    return free
 
 
 @contextmanager
