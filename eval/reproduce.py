@@ -371,7 +371,7 @@ TABLES = (
     Table(
         "exported-t5",
         "exported.py --model reference/t5 --max-series 20 --output DIR/exported",
-        40,
+        20,
     ),
     Table(
         "exported-shapes",

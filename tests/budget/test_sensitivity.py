@@ -28,6 +28,7 @@ from tscompress.budget.forecast_loss import (
 )
 from tscompress.budget.measure_sensitivity import default_head_sizes, measure_sensitivity
 from tscompress.budget.sensitivity import Part, PartKind, Sensitivity, rising
+from tscompress.budget.sensitivity_cache import SensitivityStore
 from tscompress.checkpoints.load import LoadedModel, load
 from tscompress.compression.calibration import run_teacher_forced
 from tscompress.compression.fold import fold_, refit_
@@ -748,7 +749,6 @@ def test_changed_inputs_miss_the_cache(
     assert forwards.count > before
 
 
-@two_stacks
 @pytest.mark.parametrize("after", [3, 17])
 def test_interrupted_pass_resumes(checkpoint: Path, tmp_path: Path, after: int) -> None:
     loaded = load(checkpoint)
@@ -821,7 +821,10 @@ def test_without_a_home_nothing_is_cached(
     for name in ("TSCOMPRESS_CACHE", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(Path, "home", homeless)
+    stored: list[Any] = []
+    monkeypatch.setattr(SensitivityStore, "write", lambda *given, **_: stored.append(given))
     assert measure(loaded, **fewest).parts
+    assert not stored
 
 
 def test_unwritable_cache_warns_once(

@@ -988,7 +988,7 @@ def test_indices_of_layers_are_the_original_s(
     assert [layers for *_, layers in asked] == [first, both, both, ["encoder"]]
 
 
-@any_family
+@two_stacks
 @pytest.mark.parametrize("counts", [(2,), (2, 2), (0, 1), (3, 1), (1, 3)])
 def test_impossible_layer_counts_are_refused(checkpoint: Path, counts: tuple[int, ...]) -> None:
     loaded = load(checkpoint)

@@ -1430,11 +1430,26 @@ def test_stages_that_are_done_leave_the_terminal(
     with progress_bars() as advance:
         advance("evaluate a[b]", 0, 2)
         advance("a[b] on first", 3, 3)
+        advance("a[b] on second", 3, 3)
         advance("a[b] on second", 1, 3)
     last_frame = capsys.readouterr().err.split("evaluate a")[-1]
     assert last_frame.startswith("[b]")
     assert "on second" in last_frame
     assert "on first" not in last_frame
+
+
+def test_scores_are_not_cached_without_a_home(
+    command: Command, bolt: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    for name in ("TSCOMPRESS_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(Path, "home", homeless)
+    outcome = command("evaluate", bolt, *DATA)
+    assert outcome.code == 0, outcome.err
+    assert "note: scores are not cached: there is no home directory" in outcome.err
 
 
 def test_numbers_that_json_cannot_say_are_null(capsys: pytest.CaptureFixture[str]) -> None:

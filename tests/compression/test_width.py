@@ -361,7 +361,6 @@ def _of_width(plan: Plan, d_model: int) -> Plan:
     return plan.narrowed().model_copy(update={"width": plan.width})
 
 
-@two_stacks
 def test_narrow_again(checkpoint: Path, tmp_path: Path) -> None:
     """What is narrow may become narrower."""
     first = tscompress.compress(checkpoint, width=16, calibration=CALIBRATION, fold=FOLD)

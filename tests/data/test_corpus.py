@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from typing import Any
 
@@ -41,6 +42,12 @@ def draw(seed: int = 0, count: int = 64, length: int = 96, **config: Any) -> Flo
 
 def same(first: FloatArray, second: FloatArray) -> bool:
     return np.array_equal(first, second, equal_nan=True)
+
+
+@pytest.fixture(autouse=True)
+def _each_draw_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other tests take a copy of what was drawn before with the same seed."""
+    monkeypatch.setattr(SyntheticCorpus, "sample", inspect.unwrap(SyntheticCorpus.sample))
 
 
 def test_the_seed_decides() -> None:

@@ -202,12 +202,18 @@ def progress_bars(quiet_seconds: float = 30.0) -> Iterator[OnProgress]:
         transient=True,
     ) as bars:
         tasks: dict[str, Any] = {}
+        reached: dict[str, int] = {}
 
         def advance(stage: str, done: int, total: int) -> None:
             if stage not in tasks:
+                for task in bars.tasks:  # what is done makes room: each dataset is a stage
+                    if task.finished:
+                        bars.update(task.id, visible=False)
                 tasks[stage] = bars.add_task(stage, total=total)
-            # What is done makes room: an evaluation has a stage for each dataset.
-            bars.update(tasks[stage], completed=done, total=total, visible=done < total)
+            elif done < reached[stage]:  # it begins again
+                bars.reset(tasks[stage], total=total)
+            reached[stage] = done
+            bars.update(tasks[stage], completed=done, total=total, visible=True)
 
         yield advance
 
@@ -217,15 +223,15 @@ class _ProgressLines:
 
     def __init__(self, quiet_seconds: float) -> None:
         self._quiet_seconds = quiet_seconds
-        self._told = time.monotonic()
+        self._told: dict[str, float] = {}
         self._stages: dict[str, TimeLeft] = {}
 
     def __call__(self, stage: str, done: int, total: int) -> None:
         seconds = self._stages.setdefault(stage, TimeLeft()).after(done, total)
-        quiet = time.monotonic() - self._told < self._quiet_seconds
-        if seconds is None or quiet or done == total:
+        quiet = time.monotonic() - self._told.setdefault(stage, time.monotonic())
+        if seconds is None or quiet < self._quiet_seconds or done == total:
             return
-        self._told = time.monotonic()
+        self._told[stage] = time.monotonic()
         with suppress(OSError):  # the work continues although the pipe is closed
             typer.echo(f"{stage}: {done} of {total}, about {duration(seconds)} left", err=True)
 

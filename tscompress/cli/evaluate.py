@@ -27,6 +27,7 @@ from tscompress.cli.series_options import (
     with_series_options,
 )
 from tscompress.errors import UsageError
+from tscompress.progress import silent
 
 if TYPE_CHECKING:
     from tscompress.data.suites import Suite
@@ -187,7 +188,7 @@ def evaluate(
             cache=cache,
             on_note=say_note if processes.is_main else lambda note: None,
             on_forecasts=layout,
-            on_progress=advance,
+            on_progress=advance if processes.is_main else silent,
         )
     processes.leave()
     if not processes.is_main:
@@ -203,10 +204,14 @@ def evaluate(
 
 def _own_cache() -> ScoreCache | None:
     """None where there is no home directory for it: scores are then computed again each time."""
+    from tscompress.evaluation.batching import Processes
+    from tscompress.evaluation.score_cache import ScoreCache
+
     try:
         return ScoreCache()
     except UsageError as error:
-        say_note(f"scores are not cached: {error}")
+        if Processes().is_main:
+            say_note(f"scores are not cached: {error}")
         return None
 
 

@@ -7,7 +7,7 @@ import json
 import platform
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 from typing import Any
 
 from tscompress._version import __version__
@@ -127,7 +127,7 @@ def shown_source(source: Mapping[str, Any]) -> str:
     """Of a directory its name: the page may be published."""
     name = str(source["model"] or "a model in memory")
     if is_local_path(name):
-        name = Path(name).name or name
+        name = PureWindowsPath(Path(name).name).name or name
     return f"{name}, with other weights than its files" if source.get("changed") else name
 
 

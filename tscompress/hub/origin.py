@@ -272,7 +272,7 @@ def _check_same_original(recipe: Recipe, provenance: Mapping[str, Any], director
 
 def bare_name(path: str) -> str:
     """The last part of a path, of Windows as well."""
-    return PureWindowsPath(path).name or path
+    return PureWindowsPath(Path(path).name).name or path
 
 
 def _local_paths(record: Any, key: str = "") -> Iterator[str]:

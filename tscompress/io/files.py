@@ -17,16 +17,7 @@ from pathlib import Path
 from tscompress.errors import OutputError, OutputExistsError, UsageError
 from tscompress.io.making_way import claimed_once, journal_of, undo_killed
 from tscompress.io.own_outputs import foreign_part, holds_own, is_own_file
-from tscompress.io.places import (
-    CAN_LOCK,
-    followed,
-    foreign,
-    lock,
-    naming,
-    remove,
-    renamed,
-    sync,
-)
+from tscompress.io.places import CAN_LOCK, followed, foreign, lock, naming, remove, sync
 
 _ATTEMPTS = 100
 _asking_umask = threading.Lock()
@@ -431,11 +422,21 @@ def _link_others(old: Path, new: Path, writes: Collection[str]) -> None:
     try:
         shutil.copytree(old, new, copy_function=link, symlinks=True, dirs_exist_ok=True)
     except shutil.Error as error:  # of many files; the first tells the reason
-        found = re.match(r"\[Errno (\d+)\]", error.args[0][0][-1])
+        # Directories of a mount where others own what is written keep its permissions.
+        failed = [one for one in error.args[0] if not _is_kept_as_it_is(*one)]
+        if not failed:
+            sync(new)
+            return
+        found = re.match(r"\[Errno (\d+)\]", failed[0][-1])
         if found is None:
             raise
         raise OSError(int(found[1]), os.strerror(int(found[1]))) from None
     sync(new)
+
+
+def _is_kept_as_it_is(source: str, _: str, reason: str) -> bool:
+    """Whether a directory was copied, but for its permissions."""
+    return Path(source).is_dir() and reason.startswith(f"[Errno {errno.EPERM}]")
 
 
 def _umask() -> int:
@@ -517,8 +518,7 @@ def exchange(one: Path, other: Path) -> bool:
     if rename(_AT_FDCWD, paths[0], _AT_FDCWD, paths[1], _RENAME_EXCHANGE) == 0:
         return True
     code = ctypes.get_errno()
-    # EXDEV: a directory in a lower layer of a container.
-    if code in (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EXDEV):
+    if code in (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP):
         return False
     raise OSError(code, os.strerror(code))
 
@@ -530,4 +530,4 @@ def _aside(target: Path) -> Path:
 def _move_aside(target: Path) -> None:
     """Without an exchange there is a moment with no target; :func:`_restore` ends it."""
     remove(_aside(target))
-    renamed(target, _aside(target))
+    target.rename(_aside(target))

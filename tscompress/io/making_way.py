@@ -17,16 +17,7 @@ from pathlib import Path
 
 from tscompress.errors import OutputExistsError, UsageError
 from tscompress.io.own_outputs import foreign_part, is_own_file
-from tscompress.io.places import (
-    CAN_LOCK,
-    followed,
-    foreign,
-    lock,
-    naming,
-    remove,
-    renamed,
-    sync,
-)
+from tscompress.io.places import CAN_LOCK, followed, foreign, lock, naming, remove, sync
 
 #: First byte of the journal of a work that has ended; a JSON object before.
 _ENDED, _OPEN = b"}", b"{"
@@ -57,7 +48,7 @@ class Claim:
             for path in self._paths:
                 if there[str(path)]:
                     with naming(path):
-                        renamed(path, _before(path))
+                        path.rename(_before(path))
             yield
             self._mark(_ENDED)  # from here on the new outputs are the ones that stay
         except BaseException:

@@ -13,19 +13,25 @@ import psutil
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 
-#: Limit and use of a container's memory: of control groups version 2, and 1.
+#: Limit and use of a container's memory, and what of the use are pages of files, which make way:
+#: of control groups version 2, and 1.
 _CONTROL_GROUPS = (
-    ("memory.max", "memory.current"),
-    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
-)
+    ("memory.max", "memory.current", "memory.stat", ("active_file", "inactive_file")),
+    (
+        "memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat",
+        ("total_active_file", "total_inactive_file"),
+    ),
+)  # fmt: skip
 
 
 def available_bytes(control_groups: Path = Path("/sys/fs/cgroup")) -> int:
     """Free memory of the machine, or what a container's limit leaves, if that is less."""
     free = int(psutil.virtual_memory().available)
-    for limit, used in _CONTROL_GROUPS:
+    for limit, used, parts, of_files in _CONTROL_GROUPS:
         try:
             most, now = (int((control_groups / name).read_text()) for name in (limit, used))
+            fields = map(str.split, (control_groups / parts).read_text().splitlines())
+            now -= sum(int(one[1]) for one in fields if len(one) == 2 and one[0] in of_files)
         except (OSError, ValueError):  # there is none, or "max"
             continue
         free = min(free, max(0, most - now))

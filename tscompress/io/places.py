@@ -91,23 +91,6 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def renamed(source: Path, target: Path) -> None:
-    """Rename; copy a directory that lies in a lower layer of a container, which cannot be renamed.
-
-    Raises
-    ------
-    OSError
-        The system refuses both.
-    """
-    try:
-        source.rename(target)
-    except OSError as error:
-        if error.errno != errno.EXDEV or not source.is_dir():
-            raise
-        shutil.copytree(source, target, symlinks=True)
-        remove(source)
-
-
 def lock(descriptor: int, *, wait: bool) -> bool | None:
     """Hold the lock of an open file or directory until it is closed.
 
