@@ -274,6 +274,49 @@ def test_times_across_a_change_of_clocks(page: Path) -> None:
     assert json.loads(found.stdout) == [[0, 1, 2], [0, 1], [0, 1], 3]
 
 
+@pytest.mark.parametrize(
+    ("text", "values", "labels"),
+    [
+        # As pandas writes a series: with a missing value, and with its index.
+        ('value\n1.0\n2.0\n""\n4.0\n', [1, 2, None, 4], ["1", "2", "3", "4"]),
+        (",0\n0,112.0\n1,118.0\n2,132.0\n", [112, 118, 132], ["0", "1", "2"]),
+        (
+            ",0\n2024-01-01,5\n2024-01-02,6\n2024-01-03,7\n",
+            [5, 6, 7],
+            ["2024-01-01", "2024-01-02", "2024-01-03"],
+        ),
+        (",5\n9,6\n4,7\n8,8\n", [5, 6, 7, 8], ["1", "2", "3", "4"]),  # a first value is missing
+        (
+            "t,y\n2024-01-01 00:00:10,1\n2024-01-01 00:00:20,2\n2024-01-01 00:00:30,3\n",
+            [1, 2, 3],
+            ["2024-01-01 00:00:10", "2024-01-01 00:00:20", "2024-01-01 00:00:30"],
+        ),
+        (
+            "t,y\n2024-03-09,3\n2024-01-31,2\n2024-01-01,1\n",
+            [1, 2, 3],
+            ["1", "2", "3"],
+        ),  # the newest first, without an even step
+    ],
+)
+def test_files_as_others_write_them(
+    page: Path, text: str, values: list[float | None], labels: list[str]
+) -> None:
+    node = shutil.which("node")
+    if node is None:
+        pytest.skip("no node on PATH")
+    script = f"""
+      const table = readTable({json.dumps(text)}, "auto");
+      const last = table.names.length - 1;
+      const timed = last > 0 && (kindOf(table, 0) === "time" || counts(table, 0));
+      const found = readSeries(table, last, timed ? 0 : -1);
+      const values = Array.from(found.values, (one) => (Number.isNaN(one) ? null : one));
+      console.log(JSON.stringify([values, values.map((_, at) => found.label(at))]));
+    """
+    source = "\n".join([(page / "read.js").read_text(), script])
+    found = subprocess.run([node], input=source, text=True, capture_output=True, check=True)
+    assert json.loads(found.stdout) == [values, labels]
+
+
 def test_names_are_text_in_the_page(page: Path) -> None:
     text = (page / "index.html").read_text()
     assert "&lt;b&gt;&amp;&#39;mine" in text

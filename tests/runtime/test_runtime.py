@@ -34,7 +34,9 @@ from tscompress.runtime.record import GRAPH_FILE, RECORD_FILE
 
 onnx: Any = pytest.importorskip("onnx")
 pytestmark = pytest.mark.filterwarnings(
-    "ignore:We recommend keeping prediction length", "ignore:prediction_length is"
+    "ignore:We recommend keeping prediction length",
+    "ignore:prediction_length is",
+    "ignore:quantile levels are",
 )
 FAMILIES = ("chronos-bolt", "chronos-2")  # of one graph each
 LEVELS = [[0.1, 0.5, 0.9], [0.05, 0.33, 0.5, 0.97]]

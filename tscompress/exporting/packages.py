@@ -6,6 +6,7 @@ import importlib.metadata
 import importlib.util
 
 from tscompress.errors import UsageError
+from tscompress.runtime.graph import imported_onnxruntime
 
 LIBRARIES = ("onnx", "onnxscript", "onnxruntime")
 
@@ -25,4 +26,6 @@ def check_packages() -> None:
 def library_versions() -> dict[str, str]:
     """Name to version of what wrote a graph."""
     names = ("torch", "transformers", "chronos-forecasting", *LIBRARIES)
-    return {name: importlib.metadata.version(name) for name in names}
+    found = {n: importlib.metadata.version(n) for n in names if n != "onnxruntime"}
+    # It may be installed under another name, such as onnxruntime-gpu.
+    return found | {"onnxruntime": str(imported_onnxruntime().__version__)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -21,6 +20,7 @@ from tscompress.runtime.chronos_bolt import ChronosBoltForecaster
 from tscompress.runtime.chronos_t5 import ChronosT5Forecaster
 from tscompress.runtime.contexts import Task, stacked, tasks_of
 from tscompress.runtime.forecaster import Forecaster
+from tscompress.runtime.graph import imported_onnxruntime
 from tscompress.runtime.load import load
 from tscompress.runtime.quantiles import FloatArray
 from tscompress.runtime.sampling import Sampling, drawn
@@ -53,7 +53,7 @@ class ExportedModel(nn.Module):
         files = [forecaster.directory / name for name in forecaster.record.graphs]
         # One that is missing is refused by its name where it is read.
         self.graph_bytes = sum(file.stat().st_size for file in files if file.is_file())
-        self.onnxruntime = importlib.metadata.version("onnxruntime")
+        self.onnxruntime = imported_onnxruntime().__version__
         # Records that forecasts are float32 on the CPU; the weights are in the graph.
         self.place = nn.Parameter(torch.empty(0), requires_grad=False)
 
@@ -228,7 +228,7 @@ def _tasks(inputs: Tensor | Sequence[Any], steps: int) -> list[Task]:
                 Task(one["context"].numpy(), one["future_covariates"].numpy(), one["n_targets"])
                 for one in inputs
             ]
-        return tasks_of(list(inputs), steps, observed=False)
+        return tasks_of(list(inputs), steps, None)
     values = (_values(one) if isinstance(one, Tensor) else one for one in inputs)
     rows = [stacked([np.asarray(one, np.float32)]) for one in values]
     return [Task(one, np.full((len(one), steps), np.nan, np.float32), len(one)) for one in rows]

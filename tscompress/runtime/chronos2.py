@@ -87,7 +87,10 @@ class Chronos2Forecaster(PatchForecaster):
         """
         steps = self.checked_length(prediction_length)
         return self.forecast(
-            tasks_of(contexts, steps), steps, batch_size=batch_size, cross_learning=cross_learning
+            tasks_of(contexts, steps, self.context_length),
+            steps,
+            batch_size=batch_size,
+            cross_learning=cross_learning,
         )
 
     def predict_quantiles(
@@ -113,7 +116,7 @@ class Chronos2Forecaster(PatchForecaster):
         levels = self.checked_levels(quantile_levels)
         median = self.median_index()
         steps = self.checked_length(prediction_length)
-        tasks = tasks_of(contexts, steps)
+        tasks = tasks_of(contexts, steps, self.context_length)
         found = self.forecast(tasks, steps, batch_size=batch_size, cross_learning=cross_learning)
         own = [one.swapaxes(1, 2) for one in found]  # [R, H, Q]
         return [self._at_levels(one, levels) for one in own], [one[..., median] for one in own]

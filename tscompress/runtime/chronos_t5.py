@@ -128,7 +128,7 @@ class ChronosT5Forecaster(Forecaster):
         given = settings["num_samples"] if num_samples is None else num_samples
         paths = positive_integer(given, "num_samples")
         size = positive_integer(batch_size, "batch_size")
-        context = stacked(univariate(contexts), self.context_length)
+        context = stacked(univariate(contexts, self.context_length), self.context_length)
         numbers = _random_numbers((len(context), paths, steps), seed, uniforms)
         found = []
         for first in range(0, len(context), size):

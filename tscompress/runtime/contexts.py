@@ -34,7 +34,7 @@ class Task:
     targets: int
 
 
-def univariate(contexts: Any) -> list[FloatArray]:
+def univariate(contexts: Any, reads: int) -> list[FloatArray]:
     """Each series ``[T]``, of one 1-D or 2-D array or a sequence of 1-D ones.
 
     Raises
@@ -42,7 +42,8 @@ def univariate(contexts: Any) -> list[FloatArray]:
     UsageError
         It is none of these.
     DataError
-        There is no series, or one is empty, all NaN, not numeric or beyond float32.
+        There is no series, or one is empty, all NaN in its last ``reads`` steps, not numeric or
+        beyond float32.
     """
     if isinstance(contexts, np.ndarray) and contexts.ndim == 1 and contexts.dtype != object:
         contexts = contexts[None]
@@ -53,10 +54,12 @@ def univariate(contexts: Any) -> list[FloatArray]:
                 f"series {at} is a mapping, as of a target with covariates, and this model reads "
                 "none; give its target alone."
             )
-    return [_series(values, f"series {at}", ndim=1) for at, values in enumerate(listed)]
+    return [
+        _series(values, f"series {at}", ndim=1, reads=reads) for at, values in enumerate(listed)
+    ]
 
 
-def tasks_of(contexts: Any, horizon: int, *, observed: bool = True) -> list[Task]:
+def tasks_of(contexts: Any, horizon: int, reads: int | None) -> list[Task]:
     """Tasks, of a 3-D array, or of a sequence of 1-D or 2-D arrays or mappings.
 
     Parameters
@@ -65,8 +68,8 @@ def tasks_of(contexts: Any, horizon: int, *, observed: bool = True) -> list[Task
         Of a 3-D array ``[N, R, T]`` and a 2-D one ``[R, T]`` all rows are targets. A mapping has
         ``target`` ``[T]`` or ``[R, T]``, and may have ``past_covariates``, name to ``[T]``, and
         ``future_covariates``, name to ``[horizon]``, of which every name is a past one, too.
-    observed
-        Whether a target without any value is refused.
+    reads
+        A target without any value in so many last steps is refused; None: none is.
 
     Raises
     ------
@@ -79,8 +82,7 @@ def tasks_of(contexts: Any, horizon: int, *, observed: bool = True) -> list[Task
             "or a list of series."
         )
     return [
-        _task(item, f"series {at}", horizon, observed=observed)
-        for at, item in enumerate(_listed(contexts))
+        _task(item, f"series {at}", horizon, reads) for at, item in enumerate(_listed(contexts))
     ]
 
 
@@ -113,9 +115,9 @@ def _listed(contexts: Any) -> list[Any]:
     return list(contexts)
 
 
-def _task(item: Any, name: str, horizon: int, *, observed: bool = True) -> Task:
+def _task(item: Any, name: str, horizon: int, reads: int | None) -> Task:
     if not isinstance(item, Mapping):
-        context = np.atleast_2d(_series(item, name, ndim=2, observed=observed))
+        context = np.atleast_2d(_series(item, name, ndim=2, reads=reads))
         nothing = np.full((len(context), horizon), np.nan, np.float32)
         return Task(context, nothing, len(context))
     unknown = sorted(set(map(str, item)) - set(_KEYS))
@@ -124,7 +126,7 @@ def _task(item: Any, name: str, horizon: int, *, observed: bool = True) -> Task:
             f"{name} has the keys {', '.join(map(str, item))}; target is needed, and "
             f"{' and '.join(_KEYS[1:])} are allowed."
         )
-    target = np.atleast_2d(_series(item["target"], name, ndim=2, observed=observed))
+    target = np.atleast_2d(_series(item["target"], name, ndim=2, reads=reads))
     past, ahead = (_covariates(item, key, name) for key in _KEYS[1:])
     if extra := ahead.keys() - past.keys():
         raise UsageError(
@@ -158,14 +160,17 @@ def _covariates(item: Mapping[str, Any], key: str, name: str) -> Mapping[Any, An
 
 
 def _covariate(values: Any, name: str, steps: int) -> FloatArray:
+    if np.asarray(values).dtype.kind == "b":
+        raise DataError(f"{name} has categories, True and False; give a number for each.")
     found = _numbers(values, name)
     if found.shape != (steps,):
         raise DataError(f"{name} has the shape {found.shape}; give {steps} values.")
     return found
 
 
-def _series(values: Any, name: str, ndim: int, *, observed: bool = True) -> FloatArray:
-    """Numbers of one or at most ``ndim`` dimensions, ``observed`` with a value in each row."""
+def _series(values: Any, name: str, ndim: int, *, reads: int | None) -> FloatArray:
+    """Numbers of one or at most ``ndim`` dimensions, with a value in the last ``reads`` of each
+    row; None: or without."""
     found = _numbers(values, name)
     if not found.ndim:
         raise DataError(
@@ -173,16 +178,25 @@ def _series(values: Any, name: str, ndim: int, *, observed: bool = True) -> Floa
         )
     if found.ndim > ndim:
         raise DataError(f"{name} has {found.ndim} dimensions; at most {ndim} are forecast.")
-    known = np.isfinite(np.atleast_2d(found)).any(axis=-1)
-    if not found.size or (observed and not known.all()):
-        state = "has only missing values" if found.size else "is empty"
-        raise DataError(f"{name} {state}; leave it out, or give at least one value.")
+    if not found.size:
+        raise DataError(f"{name} is empty; leave it out, or give at least one value.")
+    if reads is not None and not np.isfinite(np.atleast_2d(found)[:, -reads:]).any(axis=-1).all():
+        where = f" in the last {reads} steps, which the model reads" * (found.shape[-1] > reads)
+        raise DataError(
+            f"{name} has only missing values{where}; leave it out, or give at least one value."
+        )
     return found
 
 
 def _numbers(values: Any, name: str) -> FloatArray:
+    if isinstance(values, np.ma.MaskedArray):
+        values = np.ma.filled(values.astype(np.float64), np.nan)
     try:
-        found = np.asarray(values, dtype=np.float64)
+        given = np.asarray(values)
+        # numpy would read the digits of texts, and count the days of dates.
+        if given.dtype.kind not in "biufO" or any(isinstance(x, str) for x in given.flat):
+            raise TypeError
+        found = np.asarray(given, dtype=np.float64)
     except (TypeError, ValueError):
         raise DataError(f"{name} is not numeric; give numbers, and NaN for missing ones.") from None
     beyond = np.isinf(found) | (np.abs(np.nan_to_num(found, posinf=0, neginf=0)) > _LARGEST)

@@ -146,6 +146,18 @@ class PatchForecaster(Forecaster):
         self.graph = Graph(directory, record, GRAPH_FILE, self.threads)
         self.graph.check_names(self.inputs, (OUTPUT,))
 
+    def checked_levels(self, levels: Sequence[float]) -> list[float]:
+        """As of all; a warning where the model forecasts none as low or as high."""
+        found = super().checked_levels(levels)
+        low, high = min(self.quantiles), max(self.quantiles)
+        if beyond := [f"{level:g}" for level in found if not low <= level <= high]:
+            warnings.warn(
+                f"quantile levels are {', '.join(beyond)}, and the model forecasts {low:g} to "
+                f"{high:g}; they become its lowest or highest.",
+                stacklevel=3,
+            )
+        return found
+
     @staticmethod
     def check_settings(record: Record) -> None:
         settings = record.settings

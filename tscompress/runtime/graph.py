@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import math
 import os
+import stat
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -20,6 +22,8 @@ Array: TypeAlias = npt.NDArray[Any]
 
 #: The one output of a graph of patches, ``[B, Q, H]``.
 OUTPUT = "quantiles"
+#: Bytes of an ONNX file, which is one protocol buffer.
+_LARGEST = 2**31
 _INSTALL = "pip install 'tscompress[onnx]'"
 
 
@@ -45,9 +49,21 @@ class Graph:
 
     def __init__(self, directory: Path, record: Record, file: str, threads: int) -> None:
         self.path = directory / file
-        self._session = _session(_checked(self.path, record), self.path, threads)
-        self.inputs = {one.name: one for one in self._session.get_inputs()}
-        self.outputs: tuple[str, ...] = tuple(one.name for one in self._session.get_outputs())
+        self._record, self._threads = record, threads
+        self._opened: dict[int, Any] = {}
+        session = self._session
+        self.inputs = {one.name: one for one in session.get_inputs()}
+        self.outputs: tuple[str, ...] = tuple(one.name for one in session.get_outputs())
+
+    @property
+    def _session(self) -> Any:
+        """Of this process. A fork has none of the threads of the process above it, whose session
+        it keeps, as closing it would wait for them."""
+        process = os.getpid()
+        if process not in self._opened:
+            content = _checked(self.path, self._record)
+            self._opened[process] = _session(content, self.path, self._threads)
+        return self._opened[process]
 
     def __call__(self, **inputs: Array) -> npt.NDArray[np.float32]:
         """The first output, float32."""
@@ -116,6 +132,9 @@ def _checked(path: Path, record: Record) -> bytes:
             f"the record of {str(path)!r} does not name it; export the model again."
         )
     try:
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode) or found.st_size > _LARGEST:
+            raise CorruptCheckpointError(f"{str(path)!r} is not a file of at most 2 GB.")
         content = path.read_bytes()
     except OSError as error:
         raise CorruptCheckpointError(
@@ -173,6 +192,24 @@ def _session(content: bytes, path: Path, threads: int) -> Any:
         ) from None
 
 
+def cores_of_quota(control_groups: Path = Path("/sys/fs/cgroup")) -> float:
+    """Cores that a container may use; infinity without a limit."""
+    try:
+        quota, period = (control_groups / "cpu.max").read_text().split()
+    except (OSError, ValueError):
+        try:  # of control groups version 1
+            of_cpu = control_groups / "cpu"
+            quota, period = (
+                (of_cpu / f"cpu.cfs_{name}_us").read_text().strip() for name in ("quota", "period")
+            )
+        except OSError:
+            return math.inf
+    try:
+        return int(quota) / int(period) if int(quota) > 0 else math.inf
+    except (ValueError, ZeroDivisionError):  # "max"
+        return math.inf
+
+
 def thread_count(threads: int | None) -> int:
     """Threads that were asked for; None: one for each core that this process may use.
 
@@ -184,7 +221,8 @@ def thread_count(threads: int | None) -> int:
     if threads is None:
         # As many as there are cores would be too many where a process may use fewer.
         usable = getattr(os, "sched_getaffinity", None)
-        return len(usable(0)) if usable else os.cpu_count() or 1
+        cores = len(usable(0)) if usable else os.cpu_count() or 1
+        return max(1, math.ceil(min(cores, cores_of_quota())))
     if not isinstance(threads, int) or isinstance(threads, bool) or threads < 1:
         raise UsageError(f"threads is {threads!r}; give a positive integer, or None.")
     return threads

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copyreg
 import os
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from tscompress.errors import UnsupportedModelError, UsageError
@@ -19,6 +22,15 @@ _FAMILIES: dict[str, type[Forecaster]] = {
     "chronos-2": Chronos2Forecaster,
 }
 _UNIVARIATE: dict[str, type[Forecaster]] = {"chronos-2": UnivariateForecaster}
+
+
+def _reduced(forecaster: Forecaster) -> tuple[Callable[[str], Forecaster], tuple[str]]:
+    """Pickled as its directory, which is opened again."""
+    return partial(load, threads=forecaster.threads), (str(forecaster.directory.absolute()),)
+
+
+for _kind in (*_FAMILIES.values(), *_UNIVARIATE.values()):
+    copyreg.pickle(_kind, _reduced)
 
 
 def load(directory: str | Path, *, threads: int | None = None) -> Forecaster:

@@ -55,6 +55,7 @@ function take(name, text) {
 }
 
 async function takeFile(file) {
+  state.table = null; // one that is refused leaves none to forecast
   by("values").value = "";
   by("example").value = "";
   let text = "";

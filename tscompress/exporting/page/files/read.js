@@ -37,11 +37,12 @@ function decoded(bytes, name) {
 /** Rows of cells. Cells in quotes may hold separators, line breaks and doubled quotes. */
 function cellsOf(text, separator, mostRows = Infinity) {
   const rows = [];
-  let row = [], start = 0, at = 0, cells = 0;
+  let row = [], start = 0, at = 0, cells = 0, inQuotes = false;
   const end = () => {
-    if (row.length > 1 || row[0].trim() !== "") rows.push(row);
+    if (row.length > 1 || inQuotes || row[0].trim() !== "") rows.push(row); // "" is a missing value
     cells += row.length;
     row = [];
+    inQuotes = false;
     if (cells > MOST_CELLS) {
       throw new Problem(`The table has more than ${count(MOST_CELLS, "cell")}; keep the column ` +
         "to forecast, or the latest rows.");
@@ -50,6 +51,7 @@ function cellsOf(text, separator, mostRows = Infinity) {
   while (at <= text.length && rows.length < mostRows) {
     const quote = text[at] === '"' && at === start;
     if (quote) {
+      inQuotes = true;
       let close = at + 1;
       while ((close = text.indexOf('"', close)) !== -1 && text[close + 1] === '"') close += 2;
       if (close === -1) throw new Problem("A quotation mark is opened and never closed.");
@@ -120,11 +122,20 @@ function readTable(text, decimal) {
       `${width}; each row needs the same number, and cells with a separator need quotation marks.`);
   }
   const sign = decimal === "auto" ? decimalOf(rows) : decimal;
-  const plain = rows[0].some((cell) => isNumber(cell.trim(), sign) || parsedTime(cell, "dmy"));
+  const plain = !isAboveAnIndex(rows, sign) &&
+    rows[0].some((cell) => isNumber(cell.trim(), sign) || parsedTime(cell, "dmy"));
   const head = plain || rows[0].every(isBlank) ? [] : rows.shift().map((cell) => cell.trim());
   if (!rows.length) throw new Problem("There are names of columns and no rows below them.");
   const names = Array.from({length: width}, (_, at) => head[at] || (width === 1 ? "value" : `column ${at + 1}`));
   return {names, rows, decimal: sign, first: head.length ? 2 : 1};
+}
+
+/** Whether a first row is of names above the rows that pandas has numbered or dated: ",0". */
+function isAboveAnIndex(rows, decimal) {
+  const [first, ...index] = rows.map((row) => row[0].trim());
+  if (first || rows[0].length < 2 || index.length < 2) return false;
+  const start = isNumber(index[0], decimal) ? numberOf(index[0], decimal) : NaN;
+  return index.every((cell, at) => cell === String(start + at) || parsedTime(cell, "dmy"));
 }
 
 /** "." or ",": what the numbers of the first rows show; both, or neither for sure, is refused. */
@@ -186,8 +197,8 @@ function valuesOf(table, column) {
       throw new Problem(isNumber(cell, decimal)
         ? `Row ${at + first} of ${name} is ${quoted(cell)}, beyond what the model computes with ` +
           "(3.4e38); divide the values by a power of ten."
-        : `Row ${at + first} of ${name} is ${quoted(cell)}, which is no number; correct it, or leave ` +
-          "it empty where the value is missing.");
+        : `Row ${at + first} of ${name} is ${quoted(cell)}, which is no number; correct it, or write ` +
+          "NA where the value is missing.");
     }
     there += !Number.isNaN(values[at]);
   });
@@ -282,6 +293,7 @@ function gridOf(times) {
     const business = least === DAY && sorted.length > 9 && sorted.every((time) => weekday(time) < 5);
     const monday = start - weekday(start) * DAY;
     const whole = sorted.every((time) => time % DAY === 0) && least % DAY === 0;
+    const minutes = sorted.every((time) => time % 60000 === 0) && least % 60000 === 0;
     grid = business ? {
       index: (time) => Math.floor((time - monday) / (7 * DAY)) * 5 + weekday(time) - weekday(start),
       label: (step) => {
@@ -290,7 +302,7 @@ function gridOf(times) {
       },
     } : {
       index: (time) => (time - start) / least,
-      label: (step) => iso(start + step * least).slice(0, whole ? 10 : 16).replace("T", " "),
+      label: (step) => iso(start + step * least).slice(0, whole ? 10 : minutes ? 16 : 19).replace("T", " "),
     };
   }
   const end = grid.index(sorted.at(-1));
@@ -312,7 +324,8 @@ function readSeries(table, column, time) {
   const times = timesOf(table, time);
   const grid = gridOf(times);
   if (!grid) {
-    return {...numbered, note: `Times in ${quoted(table.names[time])} have no even step, so rows are numbered.`};
+    const order = [...times.keys()].sort((one, other) => times[one] - times[other]);
+    return {...numbered, values: Float64Array.from(order, (at) => values[at]), note: `Times in ${quoted(table.names[time])} have no even step, so rows are numbered.`};
   }
   const filled = new Float64Array(times.reduce((most, one) => Math.max(most, grid.index(one)), 0) + 1).fill(NaN);
   const seen = new Uint8Array(filled.length);
