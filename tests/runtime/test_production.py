@@ -39,6 +39,9 @@ def test_a_sensor_that_died_before_the_context_is_refused(
     ("values", "said"),
     [
         ([True, False] * 24, "has categories"),
+        ([True, None] * 24, "has categories"),
+        ([[1.0, 2.0], [3.0]], "is not numeric"),
+        (np.ma.array(["1", "7"] * 24), "is not numeric"),
         (["1", "7"] * 24, "is not numeric"),
         (np.array(["1", "7"] * 24, object), "is not numeric"),
         (np.arange("2024-01-01", "2024-02-18", dtype="datetime64[D]"), "is not numeric"),
@@ -71,6 +74,7 @@ def test_levels_that_the_model_does_not_reach_are_said(exported: dict[str, Path]
         forecaster: Any = runtime.load(exported[family])
         with pytest.warns(UserWarning, match=r"levels are 0\.01, 0\.99, and the model .* 0\.1 to"):
             forecaster.predict_quantiles(SERIES[:1], 4, [0.01, 0.5, 0.99])
+        forecaster.predict_quantiles(SERIES[:1], 4, [(1 - 0.8) / 2, 0.9])  # 0.09999999999999998
 
 
 @pytest.mark.filterwarnings("ignore:prediction_length is")

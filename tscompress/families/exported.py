@@ -97,7 +97,9 @@ class ExportedBoltPipeline(_Threads, ChronosBoltPipeline):  # type: ignore[misc]
         """Quantiles ``[B, Q, H]``, as the stock pipeline's."""
         context = _values(self._prepare_and_validate_context(inputs))
         steps = _steps(self.forecaster, prediction_length, limit_prediction_length)
-        return torch.from_numpy(self._on_threads().forecast(context, steps).copy())
+        # As the stock pipeline, in one call.
+        found = self._on_threads().forecast(context, steps, batch_size=len(context))
+        return torch.from_numpy(found.copy())
 
 
 class ExportedChronos2Pipeline(_Threads, Chronos2Pipeline):  # type: ignore[misc]

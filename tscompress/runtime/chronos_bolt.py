@@ -35,7 +35,8 @@ class ChronosBoltForecaster(PatchForecaster):
         prediction_length
             Steps to forecast, H; None: those of one call.
         batch_size
-            Series that are forecast together.
+            Series that are forecast together; forecasts depend on it by rounding, those of an int8
+            graph more, whose scale of activations is that of all its series.
 
         Returns
         -------

@@ -160,9 +160,7 @@ def _covariates(item: Mapping[str, Any], key: str, name: str) -> Mapping[Any, An
 
 
 def _covariate(values: Any, name: str, steps: int) -> FloatArray:
-    if np.asarray(values).dtype.kind == "b":
-        raise DataError(f"{name} has categories, True and False; give a number for each.")
-    found = _numbers(values, name)
+    found = _numbers(values, name, truths=False)
     if found.shape != (steps,):
         raise DataError(f"{name} has the shape {found.shape}; give {steps} values.")
     return found
@@ -188,17 +186,21 @@ def _series(values: Any, name: str, ndim: int, *, reads: int | None) -> FloatArr
     return found
 
 
-def _numbers(values: Any, name: str) -> FloatArray:
-    if isinstance(values, np.ma.MaskedArray):
-        values = np.ma.filled(values.astype(np.float64), np.nan)
+def _numbers(values: Any, name: str, *, truths: bool = True) -> FloatArray:
+    """Float32; without ``truths``, True and False are categories, as texts are."""
     try:
         given = np.asarray(values)
+        kinds = {type(one) for one in given.flat} if given.dtype.kind == "O" else set()
         # numpy would read the digits of texts, and count the days of dates.
-        if given.dtype.kind not in "biufO" or any(isinstance(x, str) for x in given.flat):
+        if given.dtype.kind not in "biufO" or kinds & {str, bytes, np.str_}:
             raise TypeError
-        found = np.asarray(given, dtype=np.float64)
+        found = np.array(given, dtype=np.float64)
+        if isinstance(values, np.ma.MaskedArray):
+            found[np.ma.getmaskarray(values)] = np.nan
     except (TypeError, ValueError):
         raise DataError(f"{name} is not numeric; give numbers, and NaN for missing ones.") from None
+    if not truths and (given.dtype.kind == "b" or kinds & {bool, np.bool_}):
+        raise DataError(f"{name} has categories, True and False; give a number for each.")
     beyond = np.isinf(found) | (np.abs(np.nan_to_num(found, posinf=0, neginf=0)) > _LARGEST)
     if beyond.any():
         raise DataError(

@@ -32,8 +32,8 @@ class Forecaster(ABC):
         Steps of a series that it reads, the last ones.
     prediction_length
         Steps of one call; later ones continue from the forecast before.
-    threads
-        Of onnxruntime.
+    given_threads, threads
+        Of onnxruntime, as they were asked for and as they are.
     """
 
     #: What a forecast beyond one call continues from.
@@ -42,7 +42,7 @@ class Forecaster(ABC):
     def __init__(self, directory: Path, record: Record, threads: int | None) -> None:
         self.directory, self.record = directory, record
         self.context_length = int(record.settings["context_length"])
-        self.threads = thread_count(threads)
+        self.given_threads, self.threads = threads, thread_count(threads)
 
     def __repr__(self) -> str:
         record = self.record
@@ -150,7 +150,7 @@ class PatchForecaster(Forecaster):
         """As of all; a warning where the model forecasts none as low or as high."""
         found = super().checked_levels(levels)
         low, high = min(self.quantiles), max(self.quantiles)
-        if beyond := [f"{level:g}" for level in found if not low <= level <= high]:
+        if beyond := [f"{level:g}" for level in found if not low - 1e-6 < level < high + 1e-6]:
             warnings.warn(
                 f"quantile levels are {', '.join(beyond)}, and the model forecasts {low:g} to "
                 f"{high:g}; they become its lowest or highest.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import importlib
 import math
@@ -57,10 +58,12 @@ class Graph:
 
     @property
     def _session(self) -> Any:
-        """Of this process. A fork has none of the threads of the process above it, whose session
-        it keeps, as closing it would wait for them."""
+        """Of this process. A fork has none of the threads of the process above it."""
         process = os.getpid()
         if process not in self._opened:
+            for inherited in self._opened.values():
+                # Never closed: it would wait for threads that are not here.
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(inherited))
             content = _checked(self.path, self._record)
             self._opened[process] = _session(content, self.path, self._threads)
         return self._opened[process]
@@ -211,7 +214,8 @@ def cores_of_quota(control_groups: Path = Path("/sys/fs/cgroup")) -> float:
 
 
 def thread_count(threads: int | None) -> int:
-    """Threads that were asked for; None: one for each core that this process may use.
+    """Threads that were asked for; None: one for each core that this process may use, in a
+    container at most its quota, rounded up.
 
     Raises
     ------

@@ -26,7 +26,7 @@ _UNIVARIATE: dict[str, type[Forecaster]] = {"chronos-2": UnivariateForecaster}
 
 def _reduced(forecaster: Forecaster) -> tuple[Callable[[str], Forecaster], tuple[str]]:
     """Pickled as its directory, which is opened again."""
-    return partial(load, threads=forecaster.threads), (str(forecaster.directory.absolute()),)
+    return partial(load, threads=forecaster.given_threads), (str(forecaster.directory),)
 
 
 for _kind in (*_FAMILIES.values(), *_UNIVARIATE.values()):
@@ -41,7 +41,8 @@ def load(directory: str | Path, *, threads: int | None = None) -> Forecaster:
     directory
         Output of ``tscompress export``.
     threads
-        Of onnxruntime; None: one for each core that this process may use.
+        Of onnxruntime; None: one for each core that this process may use, in a container at most
+        its quota, rounded up.
 
     Raises
     ------
@@ -68,4 +69,4 @@ def load(directory: str | Path, *, threads: int | None = None) -> Forecaster:
         )
     with readable(place / RECORD_FILE):
         found.check_settings(record)
-    return found(place, record, threads)
+    return found(place.absolute(), record, threads)

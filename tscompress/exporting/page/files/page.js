@@ -55,7 +55,9 @@ function take(name, text) {
 }
 
 async function takeFile(file) {
-  state.table = null; // one that is refused leaves none to forecast
+  state.turn += 1; // a forecast that is under way is not shown
+  Object.assign(state, {name: file.name, text: "", table: null, forecast: null});
+  by("result").setAttribute("aria-busy", "false");
   by("values").value = "";
   by("example").value = "";
   let text = "";
