@@ -42,6 +42,7 @@ from tscompress.evaluation.batching import (
     series_that_fit,
 )
 from tscompress.evaluation.calibration import calibration
+from tscompress.evaluation.comparison import compare_results
 from tscompress.evaluation.evaluate import evaluate_pipeline
 from tscompress.evaluation.forecasting import SeasonalNaive, forecast
 from tscompress.evaluation.metrics import (
@@ -57,7 +58,7 @@ from tscompress.evaluation.results import (
     aggregate,
     relative,
 )
-from tscompress.evaluation.tables import evaluation_table
+from tscompress.evaluation.tables import comparison_tables, evaluation_table
 from tscompress.io.results import results_json
 from tscompress.layers.shared_cross_attention import cross_attention_shared
 from tscompress.probing.measure import ProbeConfig
@@ -711,6 +712,26 @@ def test_progress_is_told_within_a_dataset(t5: BaseChronosPipeline) -> None:
     )  # fmt: skip
     assert {(stage, total) for stage, _, total in told} == {("tiny on monash_m1_yearly", 6)}
     assert list(dict.fromkeys(done for _, done, _ in told)) == [0, 2, 3, 5, 6]
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_results_are_read_as_shells_redirect_them(encoding: str, tmp_path: Path) -> None:
+    """PowerShell writes UTF-16."""
+    result = evaluate_pipeline("seasonal-naive", name="a", max_series=2, datasets=YEARLY)
+    (tmp_path / "scores.json").write_text(results_json(result.to_dict()), encoding=encoding)
+    assert EvaluationResult.load(tmp_path / "scores.json").frame().equals(result.frame())
+
+
+def test_a_narrow_terminal_cuts_no_figure() -> None:
+    first = evaluate_pipeline("seasonal-naive", name="a", max_series=8, datasets=YEARLY)
+    comparison = compare_results([first, first.model_copy(update={"model": "b"})])
+    for width in (70, 110):
+        console = Console(width=width, file=StringIO())
+        for table in comparison_tables(comparison):
+            console.print(table)
+        printed = console.file.getvalue()
+        assert "…" not in printed
+        assert printed.count("(1.0000–1.0000)") >= 4
 
 
 def test_evaluate_quantile_models(bolt: BaseChronosPipeline, chronos2: Chronos2Pipeline) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from full_disk import full_disk
-from own_checkpoint import RECORD, record
+from own_checkpoint import RECORD, made, record
 
 from tscompress.errors import OutputError, OutputExistsError, UsageError
 from tscompress.io import files, making_way
@@ -41,12 +41,7 @@ def contents(root: Path) -> dict[str, str]:
 
 @pytest.fixture
 def old(tmp_path: Path) -> Path:
-    """A checkpoint of ours with a file, alone in its parent."""
-    directory = tmp_path / "parent" / "target"
-    directory.mkdir(parents=True)
-    (directory / "a.txt").write_text("old")
-    record(directory)
-    return directory
+    return made(tmp_path / "parent" / "target")
 
 
 def test_text_is_replaced_and_parents_are_made(tmp_path: Path) -> None:

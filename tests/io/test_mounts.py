@@ -10,11 +10,10 @@ from typing import Any, NoReturn
 
 import psutil
 import pytest
-from own_checkpoint import record
+from own_checkpoint import made
 
 from tscompress.benchmark.process_memory import peak_rss_bytes
-from tscompress.checkpoints.locate import is_local_path
-from tscompress.hub.origin import bare_name
+from tscompress.checkpoints.locate import bare_name, is_local_path
 from tscompress.io.files import new_directory, write_text_atomically
 from tscompress.io.memory import available_bytes
 from tscompress.training.loop import StopRequest
@@ -29,10 +28,7 @@ def refusing(code: int) -> Any:
 
 @pytest.fixture
 def old(tmp_path: Path) -> Path:
-    directory = tmp_path / "parent" / "target"
-    directory.mkdir(parents=True)
-    (directory / "a.txt").write_text("old")
-    record(directory)
+    directory = made(tmp_path / "parent" / "target")
     (directory / "folder").mkdir()
     return directory
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import math
 import multiprocessing
 import os
@@ -15,6 +16,7 @@ import pytest
 
 from tscompress import runtime
 from tscompress.errors import CorruptCheckpointError, DataError, UsageError
+from tscompress.exporting.packages import library_versions
 from tscompress.runtime import graph
 from tscompress.runtime.graph import cores_of_quota, thread_count
 from tscompress.runtime.record import GRAPH_FILE
@@ -93,6 +95,19 @@ def test_a_forecaster_is_pickled_as_its_directory(exported: dict[str, Path]) -> 
     assert copied.threads == 1
     found, expected = (one.predict_quantiles(SERIES, 4)[0] for one in (copied, forecaster))
     np.testing.assert_array_equal(found, expected)
+
+
+def test_onnxruntime_may_have_another_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    version = importlib.metadata.version
+
+    def without_the_plain_one(name: str) -> str:
+        if name == "onnxruntime":  # onnxruntime-gpu is installed
+            raise importlib.metadata.PackageNotFoundError(name)
+        return version(name)
+
+    expected = library_versions()
+    monkeypatch.setattr(importlib.metadata, "version", without_the_plain_one)
+    assert library_versions() == expected
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="forks")

@@ -10,6 +10,14 @@ from tscompress.io.hashing import sha256_of
 RECORD = "provenance.json"
 
 
+def made(directory: Path) -> Path:
+    """A checkpoint of ours with the file ``a.txt``, alone in its parent."""
+    directory.mkdir(parents=True)
+    (directory / "a.txt").write_text("old")
+    record(directory)
+    return directory
+
+
 def record(directory: Path) -> None:
     """Write down the hashes of its files, as a checkpoint has them."""
     hashes = {path.name: sha256_of(path) for path in directory.iterdir() if path.name != RECORD}

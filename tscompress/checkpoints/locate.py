@@ -266,6 +266,11 @@ def is_local_path(text: str) -> bool:
     )
 
 
+def bare_name(path: str) -> str:
+    """The last part of a path, of Windows as well."""
+    return PureWindowsPath(Path(path).name).name or path
+
+
 def model_name(source: str) -> str:
     """The Hub id, ``reference/...``, or the name of the directory."""
     path = user_path(source)

@@ -7,11 +7,11 @@ import json
 import platform
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
-from pathlib import Path, PureWindowsPath
+from pathlib import Path
 from typing import Any
 
 from tscompress._version import __version__
-from tscompress.checkpoints.locate import is_local_path
+from tscompress.checkpoints.locate import bare_name, is_local_path
 from tscompress.checkpoints.names import PLACE_KEYS
 from tscompress.exporting.graph import Precision, opset_of
 from tscompress.exporting.packages import library_versions
@@ -127,7 +127,7 @@ def shown_source(source: Mapping[str, Any]) -> str:
     """Of a directory its name: the page may be published."""
     name = str(source["model"] or "a model in memory")
     if is_local_path(name):
-        name = PureWindowsPath(Path(name).name).name or name
+        name = bare_name(name)
     return f"{name}, with other weights than its files" if source.get("changed") else name
 
 

@@ -24,7 +24,12 @@ from huggingface_hub import (
 )
 
 from tscompress.checkpoints.integrity import weight_files
-from tscompress.checkpoints.locate import is_local_path, is_reference, reference_directory
+from tscompress.checkpoints.locate import (
+    bare_name,
+    is_local_path,
+    is_reference,
+    reference_directory,
+)
 from tscompress.errors import (
     CorruptCheckpointError,
     HubError,
@@ -45,7 +50,6 @@ from tscompress.hub.card_scores import (
 )
 from tscompress.hub.origin import (
     CheckpointRecord,
-    bare_name,
     read_checkpoint_record,
     without_paths,
 )

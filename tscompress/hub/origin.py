@@ -9,14 +9,14 @@ import math
 import os
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path, PureWindowsPath
+from pathlib import Path
 from typing import Any
 
 from safetensors import safe_open
 
 from tscompress.checkpoints.format import is_factored_config
 from tscompress.checkpoints.integrity import read_config, stored_dtype, weight_files
-from tscompress.checkpoints.locate import is_local_path, is_reference, model_name
+from tscompress.checkpoints.locate import bare_name, is_local_path, is_reference, model_name
 from tscompress.checkpoints.names import PLAN_FILE, PROVENANCE_FILE
 from tscompress.errors import CorruptCheckpointError, DataError, UsageError, VerificationError
 from tscompress.io.files import user_path
@@ -268,11 +268,6 @@ def _check_same_original(recipe: Recipe, provenance: Mapping[str, Any], director
             f"original, {PROVENANCE_FILE} {single_line(recorded[0])!r}, or another revision; "
             "restore the files, or compress again."
         )
-
-
-def bare_name(path: str) -> str:
-    """The last part of a path, of Windows as well."""
-    return PureWindowsPath(Path(path).name).name or path
 
 
 def _local_paths(record: Any, key: str = "") -> Iterator[str]:

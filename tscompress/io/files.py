@@ -423,14 +423,13 @@ def _link_others(old: Path, new: Path, writes: Collection[str]) -> None:
         shutil.copytree(old, new, copy_function=link, symlinks=True, dirs_exist_ok=True)
     except shutil.Error as error:  # of many files; the first tells the reason
         # Directories of a mount where others own what is written keep its permissions.
-        failed = [one for one in error.args[0] if not _is_kept_as_it_is(*one)]
-        if not failed:
-            sync(new)
-            return
-        found = re.match(r"\[Errno (\d+)\]", failed[0][-1])
-        if found is None:
-            raise
-        raise OSError(int(found[1]), os.strerror(int(found[1]))) from None
+        for failed in error.args[0]:
+            if _is_kept_as_it_is(*failed):
+                continue
+            found = re.match(r"\[Errno (\d+)\]", failed[-1])
+            if found is None:
+                raise
+            raise OSError(int(found[1]), os.strerror(int(found[1]))) from None
     sync(new)
 
 
