@@ -49,7 +49,7 @@ fast-tests: $(VENV)/.dev
 slow-tests: $(VENV)/.dev
 	$(BIN)/pytest -m "slow and not network and not gpu"
 
-# The Python blocks of the pages, run as they stand there; those that take longest come first.
+# The Python blocks of the pages, run as they stand there.
 readme: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python tests/support/run_readme.py --processes $(PYTEST_WORKERS) README.md \
 		recipes/fine-tuning.md tscompress/training/README.md tscompress/checkpoints/README.md \

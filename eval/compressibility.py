@@ -101,12 +101,12 @@ def draw(frame: pd.DataFrame, path: Path) -> None:
         "skill": "skill kept",
     }
     for axes, (column, title) in zip(panels, titles.items(), strict=True):
-        style_axes(axes, xlabel="share of the training steps", title=title)
+        style_axes(axes, xlabel="share of the training steps, %", title=title)
         axes.axhline(1, color=GREY, linewidth=0.8)
         cuts = frame.groupby("trial", sort=False)
         for (cut, of_cut), color, marker in zip(cuts, PALETTE, MARKERS, strict=False):
             axes.plot(of_cut["share"], of_cut[column], color=color, marker=marker, ms=5, label=cut)
-        axes.set_xticks(shares, [f"{share:.0%}" for share in shares])
+        axes.set_xticks(shares, [f"{100 * share:.0f}" for share in shares])
     legend_beside(figure, panels[2], title="cut to")
     figure.savefig(path, dpi=160)
 

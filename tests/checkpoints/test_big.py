@@ -13,6 +13,7 @@ import psutil
 import pytest
 import torch
 from chronos import BaseChronosPipeline
+from families_of_tests import two_stacks
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from shared_fixtures import ROOT, Command
@@ -78,6 +79,7 @@ def edit_index(directory: Path, **changes: str) -> None:
 # --------------------------------------------------------------------------------------------------
 
 
+@two_stacks
 @pytest.mark.parametrize("kind", OPTIONS)
 def test_shards_load_as_one_file_does(checkpoint: Path, tmp_path: Path, kind: str) -> None:
     compressed = small(checkpoint, kind)
@@ -148,13 +150,17 @@ def test_one_file_at_a_time_is_written(
     assert max(size for _, size in written) <= 9000
 
 
+@pytest.fixture(scope="module")
+def factored_bolt(checkpoints: dict[str, Path]) -> CompressedModel:
+    return small(checkpoints["chronos-bolt"], "factored")
+
+
 @pytest.mark.parametrize("size", ["", "large", "5 parsecs", "GB", 0, -1, "-5GB", "0GB"])
 def test_invalid_shard_sizes_are_refused(
-    checkpoints: dict[str, Path], tmp_path: Path, size: int | str
+    factored_bolt: CompressedModel, tmp_path: Path, size: int | str
 ) -> None:
-    compressed = small(checkpoints["chronos-bolt"], "factored")
     with pytest.raises(UsageError, match="size"):
-        tscompress.save(compressed, tmp_path / "small", max_shard_size=size)
+        tscompress.save(factored_bolt, tmp_path / "small", max_shard_size=size)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -175,6 +181,7 @@ def test_command_takes_a_shard_size_and_estimates_memory(
 # --------------------------------------------------------------------------------------------------
 
 
+@two_stacks
 @pytest.mark.parametrize("kind", OPTIONS)
 def test_shards_compress_as_one_file_does(checkpoint: Path, tmp_path: Path, kind: str) -> None:
     source = in_shards(checkpoint, tmp_path / "shards")
@@ -186,13 +193,22 @@ def test_shards_compress_as_one_file_does(checkpoint: Path, tmp_path: Path, kind
     assert {"config.json", INDEX} <= recorded.keys()
 
 
-@pytest.fixture(params=["stock", "factored"])
-def shards(request: pytest.FixtureRequest, checkpoints: dict[str, Path], tmp_path: Path) -> Path:
-    source = checkpoints["chronos-bolt"]
+@pytest.fixture(scope="module", params=["stock", "factored"])
+def whole_shards(
+    request: pytest.FixtureRequest,
+    checkpoints: dict[str, Path],
+    factored_bolt: CompressedModel,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Path:
+    directory = tmp_path_factory.mktemp("whole") / "shards"
     if request.param == "stock":
-        return in_shards(source, tmp_path / "shards")
-    compressed = small(source, "factored")
-    return tscompress.save(compressed, tmp_path / "shards", max_shard_size=BYTES)
+        return in_shards(checkpoints["chronos-bolt"], directory)
+    return tscompress.save(factored_bolt, directory, max_shard_size=BYTES)
+
+
+@pytest.fixture
+def shards(whole_shards: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(whole_shards, tmp_path / "shards"))
 
 
 def refused(directory: Path, match: str) -> None:

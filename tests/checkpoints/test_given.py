@@ -93,14 +93,24 @@ MEASUREMENTS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(scope="module")
 def given(request: pytest.FixtureRequest, checkpoints: dict[str, Path]) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of chronos itself
         return KINDS[request.param](checkpoints["chronos-bolt"])
 
 
-@pytest.mark.parametrize("measurement", MEASUREMENTS)
+@pytest.mark.parametrize(
+    ("given", "measurement"),
+    [
+        (kind, measurement)
+        for kind in KINDS
+        for measurement in MEASUREMENTS
+        # They take longest, and open a model as `probe` does.
+        if measurement != "sensitivities" or kind in ("path", "gluonts")
+    ],
+    indirect=["given"],
+)
 def test_every_measurement_takes_every_kind_of_model(measurement: str, given: Any) -> None:
     found = MEASUREMENTS[measurement](given)
     text = repr(found)
@@ -164,7 +174,8 @@ def test_files_hold_the_weights_of_a_model_until_it_is_changed(
     pipeline.inner_model.config._name_or_path = str(directory)
     assert stored_in(loaded_of(pipeline)) == directory
     weights = {one.data_ptr(): one for one in loaded.model.state_dict().values()}  # tied ones once
-    for weight in weights.values():
+    every = 1 if (family, kind) == ("chronos-bolt", "factored") else 7
+    for weight in list(weights.values())[::every]:
         before = weight.clone()
         weight.view(-1)[-1] += 1
         assert stored_in(loaded) is None

@@ -18,7 +18,7 @@ import pytest
 import torch
 import typer
 import yaml
-from families_of_tests import two_stacks
+from families_of_tests import any_family, two_stacks
 from forked import Program
 from safetensors import safe_open
 from shared_fixtures import Command, Forbid, Outcome, assert_refused, hear_ctrl_c, tiny_recipe
@@ -150,7 +150,7 @@ def environment(**more: str) -> dict[str, str]:
     ("module", "seconds"),
     [
         ("tscompress.cli.interrupts", 0.0),  # before that Python is not ours
-        ("tscompress.cli.interrupts", 0.3),
+        pytest.param("tscompress.cli.interrupts", 0.3, marks=pytest.mark.slow),
         ("tscompress.cli.interrupts", 1.5),
         ("torch.autograd.gradcheck", 0.002),  # the native part of torch imports it
     ],
@@ -238,7 +238,8 @@ def test_a_result_that_cannot_be_printed(
     bolt: Path, tmp_path: Path, machine: tuple[str, ...]
 ) -> None:
     arguments = ("compress", str(bolt), *map(str, SVD), *machine, "--output")
-    for name, where in (("full", "/dev/full"), ("pipe", "")):
+    places = {"full": "/dev/full"} if machine else {"full": "/dev/full", "pipe": ""}
+    for name, where in places.items():
         output = tmp_path / name
         program = Program((*arguments, str(output)), tmp_path / f"said-{name}", out=where)
         code, _, err = program.run()
@@ -510,6 +511,7 @@ def test_compare_keeps_what_it_compares(command: Command, tmp_path: Path) -> Non
 # --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("checkpoint", ["chronos-t5", "chronos-2"], indirect=True)
 def test_compress_evaluate_bench_and_diff(
     command: Command, checkpoint: Path, tmp_path: Path
 ) -> None:
@@ -705,7 +707,7 @@ def test_compare_scores_models(
     assert_refused(refused, 2, "--max-series cannot go with it")
 
 
-@two_stacks
+@any_family
 @pytest.mark.parametrize("method", ["svd", "activation-svd"])
 def test_factoring_projections(
     command: Command, checkpoint: Path, tmp_path: Path, method: str
@@ -815,7 +817,7 @@ def sizes_of(directory: Path) -> tuple[set[int], set[int], set[int]]:
     )
 
 
-@two_stacks
+@any_family
 @pytest.mark.parametrize(
     ("options", "sizes"),
     [
@@ -848,11 +850,18 @@ def test_fold_takes_the_sizes_asked_for(
     assert (again / "model.safetensors").read_bytes() == (output / "model.safetensors").read_bytes()
 
 
-@two_stacks
 @pytest.mark.parametrize(
-    "options", [["--fit", 0.5], ["--schedule", "2,0.3"], ["--epsilon", 0.3], ["--energy", 0.8]],
+    ("checkpoint", "options"),
+    [
+        ("chronos-bolt", ["--fit", 0.5]),
+        ("chronos-bolt", ["--schedule", "2,0.3"]),
+        ("chronos-2", ["--schedule", "2,0.3"]),
+        ("chronos-bolt", ["--epsilon", 0.3]),
+        ("chronos-bolt", ["--energy", 0.8]),
+    ],
+    indirect=["checkpoint"],
     ids=str,
-)  # fmt: skip
+)
 def test_fold_by_schedule(
     command: Command, checkpoint: Path, tmp_path: Path, options: list[object]
 ) -> None:
@@ -869,6 +878,7 @@ def test_fold_by_schedule(
             assert head.qk_size == (4 if wanted == 3 and head.kind == "time" else wanted)
 
 
+@two_stacks
 def test_fold_to_fewer_layers(
     command: Command, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

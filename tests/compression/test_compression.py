@@ -15,6 +15,7 @@ from chronos import BaseChronosPipeline
 from families_of_tests import any_family, two_stacks
 from hooks import hook_count
 from safetensors.torch import load_file, save_file
+from shared_fixtures import FAMILIES
 from stock_chronos import StockChronos
 
 import tscompress
@@ -473,7 +474,7 @@ def test_low_rank_linear_keeps_the_bias_and_the_dtype() -> None:
 # --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ["svd", "activation-svd"])  # of fold, see test_folding
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_save_and_load_is_bit_equal(
     checkpoint: Path, tmp_path: Path, dtype: str, method: Method
@@ -485,9 +486,7 @@ def test_save_and_load_is_bit_equal(
     assert str(compressed.model.dtype) == f"torch.{dtype}"
     output = tscompress.save(compressed, tmp_path / "small")
     again = load(output)
-    # Folded to one size everywhere it is an ordinary model, which has no plan.
-    assert again.plan == (None if method == "fold" else compressed.plan)
-    assert Plan.load(output / "plan.json") == compressed.plan
+    assert again.plan == Plan.load(output / "plan.json") == compressed.plan
     assert again.family == compressed.family
     assert torch.equal(predict(again), predict(compressed))
     written = load_file(output / "model.safetensors")
@@ -521,7 +520,13 @@ def test_series_given_to_a_method_that_does_not_calibrate_are_refused(checkpoint
 
 
 @pytest.mark.parametrize(
-    "options", [{"method": "activation-svd", "rank": 4}, {"schedule": (2.5, 0.5)}], ids=str
+    ("checkpoint", "options"),
+    [
+        ("chronos-bolt", {"method": "activation-svd", "rank": 4}),
+        *((family, {"schedule": (2.5, 0.5)}) for family in FAMILIES),
+    ],
+    indirect=["checkpoint"],
+    ids=str,
 )
 def test_stock_chronos_refuses_and_the_registered_pipeline_opens(
     checkpoint: Path, tmp_path: Path, options: dict[str, Any], stock_chronos: StockChronos

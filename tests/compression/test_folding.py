@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -21,11 +22,12 @@ from chronos.chronos2.config import Chronos2CoreConfig
 from families_of_tests import two_stacks
 from hooks import hook_count
 from pydantic import ValidationError
-from shared_fixtures import tiny_chronos2, tiny_recipe
+from shared_fixtures import FAMILIES, tiny_chronos2, tiny_recipe
 from torch import Tensor, nn
 
 import tscompress
 from tscompress.benchmark.sizes import parameter_count
+from tscompress.budget.measure_sensitivity import unmeasured
 from tscompress.checkpoints.load import LoadedModel, load
 from tscompress.compression import fold_config, fold_layers, fold_moments
 from tscompress.compression.apply import apply_fold_, keep_layers_
@@ -35,7 +37,6 @@ from tscompress.compression.calibration import (
     run_teacher_forced,
 )
 from tscompress.compression.complete_fold_plan import complete_fold_plan
-from tscompress.compression.fold import fold_
 from tscompress.compression.fold_config import FoldConfig
 from tscompress.compression.fold_layers import choose_frequencies
 from tscompress.compression.fold_plans import fold_plan
@@ -129,7 +130,14 @@ def weights(loaded: LoadedModel) -> dict[str, Tensor]:
 # --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("checkpoint", "precision"),
+    [
+        ("chronos-t5", "float32"),
+        *itertools.product(("chronos-bolt", "chronos-2"), ("float32", "bfloat16")),
+    ],
+    indirect=["checkpoint"],
+)
 def test_full_sizes_keep_outputs(checkpoint: Path, precision: str) -> None:
     original = load(checkpoint)
     same = folded(checkpoint, FOLD.model_copy(update={"precision": precision}))
@@ -166,6 +174,7 @@ def make_redundant_(model: Any, architecture: Any) -> None:
             parameter.data[D_FF // 2 :] = 0
 
 
+# The decoder of a Chronos-T5 has many positions, that of a Chronos-Bolt one.
 @with_each_refit
 def test_redundant_dimensions_fold_without_loss(
     checkpoint: Path, tmp_path: Path, config: FoldConfig
@@ -176,8 +185,7 @@ def test_redundant_dimensions_fold_without_loss(
     small = folded(tmp_path, config, qk=SIZE // 2, vo=SIZE // 2, hidden=D_FF // 2)
     assert (small.config["d_kv"], small.config["d_ff"]) == (SIZE // 2, D_FF // 2)
     assert distance(outputs(small), outputs(original)) < 1e-4
-    if original.family != "chronos-t5":
-        assert distance(predict(small), predict(original)) < 1e-4
+    assert distance(predict(small), predict(original)) < 1e-4
 
 
 def test_rotary_pairs_of_equal_frequency_are_merged(checkpoints: dict[str, Path]) -> None:
@@ -208,10 +216,8 @@ def test_rotary_pairs_of_equal_frequency_are_merged(checkpoints: dict[str, Path]
 @two_stacks
 def test_smaller_sizes_lose_more(checkpoint: Path) -> None:
     before = outputs(load(checkpoint))
-    lost = [
-        distance(outputs(folded(checkpoint, qk=n, vo=n, hidden=5 * n)), before) for n in (8, 4, 2)
-    ]
-    assert lost[0] < lost[1] < lost[2] < 1
+    lost = [distance(outputs(folded(checkpoint, qk=n, vo=n, hidden=5 * n)), before) for n in (4, 2)]
+    assert 0 < lost[0] < lost[1] < 1
 
 
 def test_frequencies_are_chosen_by_score_energy(checkpoints: dict[str, Path]) -> None:
@@ -303,9 +309,9 @@ def test_heads_wider_than_the_model_lose_what_is_beyond_it(tmp_path: Path) -> No
     found: Any = whole.forecaster
     same = {"rtol": 1e-3, "atol": 1e-4}  # to the rounding of what is near zero
     torch.testing.assert_close(found.predict(context), expected.predict(context), **same)
-    smaller = tscompress.compress(str(tmp_path), calibration=CALIBRATION, budget="parameters=0.8")
-    assert smaller.plan is not None
-    assert all(h.qk_size <= d_model or h.qk_size == h.head_size for h in smaller.plan.heads)
+    tried = unmeasured(load(tmp_path), FoldConfig(), layers=False).parts
+    sizes = [size for part in tried if part.kind in ("qk", "vo") for size in part.sizes]
+    assert max(sizes) <= d_model
 
 
 @pytest.mark.parametrize("strip", [1, 16, 30])
@@ -477,7 +483,8 @@ HALVES: dict[str, Any] = {"qk": 4, "vo": 4, "hidden": 20}
 @pytest.fixture(scope="session")
 def by_default(checkpoints: dict[str, Path]) -> dict[str, dict[str, Tensor]]:
     """Family to the weights that the default options give."""
-    return {family: weights(folded(path, **HALVES)) for family, path in checkpoints.items()}
+    families = ("chronos-bolt", "chronos-2")
+    return {family: weights(folded(checkpoints[family], **HALVES)) for family in families}
 
 
 @two_stacks
@@ -500,18 +507,10 @@ def test_every_option_changes_the_weights(
     assert outputs(loaded).isfinite().all()
 
 
-def test_the_damping_is_that_of_the_family(
-    checkpoint: Path, by_default: Mapping[str, Mapping[str, Tensor]]
-) -> None:
-    family = load(checkpoint).family
-    own, other = (0.1, 0.01) if family == "chronos-2" else (0.01, 0.1)
-    given, changed = (
-        weights(folded(checkpoint, FOLD.model_copy(update={"damping": value}), **HALVES))
-        for value in (own, other)
-    )
-    default = by_default[family]
-    assert all(torch.equal(weight, default[name]) for name, weight in given.items())
-    assert any(not torch.equal(weight, default[name]) for name, weight in changed.items())
+def test_the_damping_is_that_of_the_family(checkpoint: Path) -> None:
+    loaded = load(checkpoint)
+    own = 0.1 if loaded.family == "chronos-2" else 0.01
+    assert FOLD.resolved(loaded).damping == own
 
 
 @pytest.mark.parametrize("change", [{"refit": "all"}, {"damping": 0.0}, {"sweeps": 3}], ids=str)
@@ -550,6 +549,7 @@ def test_a_removed_option_may_say_what_is_done() -> None:
     assert FoldConfig.model_validate({"continuations": "given"}) == FoldConfig()
 
 
+@two_stacks
 def test_two_runs_are_bit_equal(
     checkpoint: Path, by_default: Mapping[str, Mapping[str, Tensor]]
 ) -> None:
@@ -574,6 +574,7 @@ def final_states(loaded: LoadedModel, batches: Sequence[ForecastBatch]) -> Tenso
     return torch.cat(read)
 
 
+@two_stacks
 def test_fitting_to_the_residual_stream_brings_it_back(checkpoint: Path) -> None:
     original = load(checkpoint)
     batches = calibration_batches(original, CALIBRATION)
@@ -622,14 +623,15 @@ def test_only_hidden_units_or_only_heads(checkpoint: Path) -> None:
 
 
 @two_stacks
-def test_layers_are_counted(checkpoint: Path) -> None:
+def test_layers_are_counted_and_no_hook_stays(checkpoint: Path) -> None:
     loaded = load(checkpoint)
-    plan = fold_plan(loaded.model, loaded.architecture, qk=4)
+    plan = fold_plan(loaded.model, loaded.architecture, qk=4, vo=2, hidden=20)
     seen: list[tuple[int, int]] = []
     batches = calibration_batches(loaded, CALIBRATION)
-    fold_(loaded, plan, batches, FOLD, lambda done, total: seen.append((done, total)))
+    apply_fold_(loaded, plan, batches, FOLD, lambda done, total: seen.append((done, total)))
     total = len(plan.heads) + len(plan.hidden)
     assert seen == [(done, total) for done in range(1, total + 1)]
+    assert hook_count(loaded.model) == 0
 
 
 # --------------------------------------------------------------------------------------------------
@@ -638,19 +640,12 @@ def test_layers_are_counted(checkpoint: Path) -> None:
 
 
 @two_stacks
-def test_no_hook_stays(checkpoint: Path) -> None:
-    loaded = folded(checkpoint, qk=4, vo=2, hidden=20)
-    assert hook_count(loaded.model) == 0
-
-
-@two_stacks
-@pytest.mark.parametrize("stop", [1, 3, 7])
-def test_no_hook_stays_after_a_failure_between_layers(checkpoint: Path, stop: int) -> None:
+def test_no_hook_stays_after_a_failure_between_layers(checkpoint: Path) -> None:
     loaded = load(checkpoint)
     plan = fold_plan(loaded.model, loaded.architecture, qk=4, vo=2, hidden=20)
 
     def fail(done: int, total: int) -> None:
-        if done == stop:
+        if done == 3:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -820,20 +815,37 @@ def test_a_decoder_that_sees_one_key_keeps_finite_heads(checkpoints: dict[str, P
     assert all(weight.isfinite().all() for weight in found.values())
 
 
+@pytest.mark.parametrize("least", [0, 2**26])
+def test_a_large_model_hands_freed_weights_back(
+    checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch, least: int
+) -> None:
+    returned: list[None] = []
+    folding = import_module("tscompress.compression.fold")
+    monkeypatch.setattr(folding, "LARGE_MODEL", least)
+    monkeypatch.setattr(folding, "return_memory", lambda: returned.append(None))
+    folded(checkpoints["chronos-bolt"], FOLD, vo=4)
+    assert bool(returned) == (least == 0)
+
+
 def padded(batch: ForecastBatch, steps: int = 16) -> ForecastBatch:
     nothing = torch.full((len(batch.context), steps), torch.nan)
     return dataclasses.replace(batch, context=torch.cat([nothing, batch.context], dim=1))
 
 
-@pytest.mark.parametrize("part", ["qk", "vo", "feed-forward", "input", "output"])
+@pytest.mark.parametrize(
+    ("checkpoint", "part"),
+    [
+        *itertools.product(FAMILIES, ("qk", "vo", "feed-forward")),
+        *itertools.product(("chronos-bolt", "chronos-2"), ("input", "output")),
+    ],
+    indirect=["checkpoint"],
+)
 def test_padding_does_not_count(checkpoint: Path, part: str) -> None:
     original = load(checkpoint)
     config = CALIBRATION.model_copy(update={"num_series": 40, "batch_size": 8})
     batches = calibration_batches(original, config, waves(40))
     hidden = [layer.name for layer in fold_plan(original.model, original.architecture).hidden]
     patches = [name for name in hidden if "patch" in name]
-    if part in ("input", "output") and not patches:
-        pytest.skip("the family reads no patches")
     sizes: dict[str, Any] = {
         "qk": {"qk": 4},
         "vo": {"vo": 4},
@@ -956,6 +968,7 @@ def test_fewer_layers_load_in_stock_chronos(
     assert torch.equal(predict(stock), predict(small))
 
 
+@two_stacks
 @pytest.mark.parametrize("layer", [0, 1])
 @pytest.mark.parametrize("stack", ["encoder", "decoder"])
 def test_kept_layers_are_fitted_to_dropped_ones(checkpoint: Path, stack: str, layer: int) -> None:
@@ -963,8 +976,6 @@ def test_kept_layers_are_fitted_to_dropped_ones(checkpoint: Path, stack: str, la
     if stack not in all_layers(original):
         pytest.skip("the family has no decoder")
     kept = all_layers(original) | {stack: (layer,)}
-    if original.family == "chronos-t5" and stack == "encoder":
-        kept["decoder"] = (layer,)
     batches = calibration_batches(original, CALIBRATION)
     expected = final_states(original, batches)
 
@@ -977,10 +988,12 @@ def test_kept_layers_are_fitted_to_dropped_ones(checkpoint: Path, stack: str, la
 
     before = weights(original)
     assert lost(original) < 0.9 * lost(None)
-    assert lost(original, qk=4, vo=4, hidden=20) < lost(None, qk=4, vo=4, hidden=20)
+    if layer == 0:
+        assert lost(original, **HALVES) < lost(None, **HALVES)
     assert all(torch.equal(weight, before[name]) for name, weight in weights(original).items())
 
 
+@two_stacks
 def test_layers_that_say_nothing_go_at_no_cost(checkpoint: Path) -> None:
     """Also the first one, which knows the position bias of a T5 stack."""
     for gone in (0, 1):
@@ -1066,18 +1079,25 @@ FACTORED: dict[str, dict[str, Any]] = {
     "by block": {"exclude": ["encoder.block.0.*"], "rank": 4},
     "hidden": {"exclude": ["*.block.1.layer.*"], "ff_ratio": 0.5},
     "energy": {"schedule": "energy=0.8"},
-    "fit": {"schedule": "fit=0.2"},
+    "fit": {"schedule": "fit=0.4"},
 }
 
 
-@pytest.mark.parametrize("options", FACTORED.values(), ids=FACTORED)
+@pytest.mark.parametrize(
+    ("checkpoint", "name"),
+    [
+        ("chronos-t5", "power law"),
+        ("chronos-2", "power law"),
+        *(("chronos-bolt", name) for name in FACTORED),
+    ],
+    indirect=["checkpoint"],
+)
 def test_sizes_by_layer_are_a_factored_checkpoint(
-    checkpoint: Path, tmp_path: Path, options: dict[str, Any]
+    checkpoint: Path, tmp_path: Path, name: str
 ) -> None:
-    small = tscompress.compress(checkpoint, calibration=CALIBRATION, **options)
+    small = tscompress.compress(checkpoint, calibration=CALIBRATION, **FACTORED[name])
     assert small.plan is not None
-    if small.plan.uniform_sizes is not None:
-        pytest.skip("the schedule gives all layers one size")
+    assert small.plan.uniform_sizes is None
     path = tscompress.save(small, tmp_path / "small")
     config = json.loads((path / "config.json").read_text())
     assert config["model_type"] == "tscompress"
@@ -1116,18 +1136,13 @@ def test_values_of_another_size_are_a_factored_checkpoint(checkpoint: Path, tmp_
 @two_stacks
 @pytest.mark.parametrize(
     "sizes",
-    [
-        {"qk": 4, "vo": 4, "hidden": 20},
-        {"qk": 2, "vo": 4, "hidden": 7},
-        {"vo": 3},
-        {"hidden": 1},
-        {},
-    ],
+    [{"qk": 4, "vo": 4, "hidden": 20}, {"qk": 2, "vo": 4, "hidden": 7}, {}],
     ids=str,
 )
 def test_parameter_counts_of_the_plan_are_exact(checkpoint: Path, sizes: dict[str, int]) -> None:
-    original = parameter_count(load(checkpoint).model)
-    small = folded(checkpoint, FoldConfig(refit="none"), **sizes)
+    loaded = load(checkpoint)
+    original, batches = parameter_count(loaded.model), calibration_batches(loaded, CALIBRATION)[:1]
+    small = folded(checkpoint, FoldConfig(refit="none"), batches, **sizes)
     assert small.plan is not None
     before, after = small.plan.parameters()
     assert parameter_count(small.model) == original - before + after

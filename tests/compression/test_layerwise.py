@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from families_of_tests import two_stacks
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
@@ -150,11 +151,12 @@ def steps_of(loaded: LoadedModel, calibration: CalibrationConfig = CALIBRATION) 
     return found
 
 
+@two_stacks
 def test_moments_of_attention_have_rows_of_every_batch(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """More calibration series are more series in the moments, of however many positions."""
-    many = CALIBRATION.model_copy(update={"num_series": 1024, "batch_size": 128})
+    many = CALIBRATION.model_copy(update={"num_series": 384, "batch_size": 32})
     monkeypatch.setattr(fold_moments, "ROWS_PER_COLUMN", 0)  # the least: one row of each
     loaded = load(checkpoint)
     added: list[int] = []

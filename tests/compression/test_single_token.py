@@ -148,9 +148,7 @@ def test_several_tokens_are_refused(single: Path) -> None:
     "options",
     [
         {"rank": 4},
-        {"width": 16, "ff_ratio": 0.5},
         {"width": 12, "rank": 2},
-        {"ff_ratio": 0.5},
         {"layers": 1},
         {"latent": 6},
     ],

@@ -127,7 +127,6 @@ def test_attention_weights_of_a_series_are_its_own(univariate: Path) -> None:
         ({"rank": 2}, False),
         ({"width": 16, "ff_ratio": 0.5}, True),
         ({"width": 16, "rank": 2}, True),
-        ({"ff_ratio": 0.5}, True),
         ({"layers": 1, "width": 12}, True),
     ],
     ids=str,

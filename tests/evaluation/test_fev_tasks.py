@@ -31,12 +31,11 @@ from tscompress.evaluation.results import Settings
 fev = pytest.importorskip("fev")
 
 
-@pytest.fixture
-def task_file(tmp_path: Path) -> Path:
-    """Two windows of three univariate series by WQL, and one window of two targets by RMSE."""
+@pytest.fixture(scope="module")
+def data_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Written once: what was read of a file is not read again of it."""
     rng = np.random.default_rng(0)
-    (tmp_path / "data").mkdir()
-    data = tmp_path / "data" / "hours.parquet"
+    data = tmp_path_factory.mktemp("data") / "hours.parquet"
     hours = pd.date_range("2024-01-01", periods=60, freq="h")
     pd.concat(
         pd.DataFrame({"id": name, "timestamp": hours, "target": 9 + rng.normal(size=60)}).assign(
@@ -44,7 +43,13 @@ def task_file(tmp_path: Path) -> Path:
         )
         for name in "abc"
     ).to_parquet(data, index=False)
-    common = {"dataset_path": str(data), "horizon": 6, "seasonality": 24}
+    return data
+
+
+@pytest.fixture
+def task_file(data_file: Path, tmp_path: Path) -> Path:
+    """Two windows of three univariate series by WQL, and one window of two targets by RMSE."""
+    common = {"dataset_path": str(data_file), "horizon": 6, "seasonality": 24}
     quantiles = {"quantile_levels": [0.1, 0.5, 0.9], "eval_metric": "WQL", "num_windows": 2}
     tasks = [
         {**common, **quantiles, "extra_metrics": ["MASE"], "task_name": "one"},

@@ -266,8 +266,11 @@ def test_other_code_is_missed(bolt: Bench, monkeypatch: pytest.MonkeyPatch, tmp_
     shutil.copytree(digests.PACKAGE, package, ignore=lambda *_: {"reference"})
     monkeypatch.setattr(digests, "PACKAGE", package)
     assert bolt.forecasts_of() == 0
-    with (package / "evaluation" / "evaluate.py").open("a") as stream:
+    changed = tmp_path / "changed"
+    package.rename(changed)
+    with (changed / "evaluation" / "evaluate.py").open("a") as stream:
         stream.write("# another metric\n")
+    monkeypatch.setattr(digests, "PACKAGE", changed)
     assert bolt.forecasts_of() == 1
 
 

@@ -17,7 +17,7 @@ import yaml
 from hub_server import card_problems
 from huggingface_hub import ModelCard
 from safetensors.torch import load_file, save_file
-from shared_fixtures import tiny_recipe
+from shared_fixtures import COMPRESSIONS, FAMILIES, tiny_recipe
 
 import tscompress
 from tscompress.benchmark.sizes import parameter_count
@@ -265,6 +265,8 @@ def test_the_model_that_an_embedding_is_from_is_shown_by_name(
     made = pretrain(tiny_recipe("chronos-bolt", embedding_from=theirs), tmp_path / "run")
     assert made is not None
     text = make_card(made).text
+    assert "Trained from scratch by tscompress" in text
+    assert "import tscompress.pipelines" not in text  # it is dense
     assert "embedding_from: chronos-bolt\n" in text
     assert theirs not in text
     assert read_checkpoint_record(made).local_paths == [theirs]
@@ -276,18 +278,23 @@ def grown_from(start: str | Path, output: Path) -> Path:
     return made
 
 
+@pytest.fixture(scope="module")
+def grown_model(checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """From a start on this machine."""
+    return grown_from(checkpoints["chronos-bolt"], tmp_path_factory.mktemp("grown") / "run")
+
+
 def test_a_grown_model_names_what_it_was_grown_from(
-    checkpoints: dict[str, Path], tmp_path: Path
+    checkpoints: dict[str, Path], grown_model: Path
 ) -> None:
     theirs = str(checkpoints["chronos-bolt"])
-    made = grown_from(theirs, tmp_path / "run")
-    card = make_card(made)
+    card = make_card(grown_model)
     assert "start_from: chronos-bolt\n" in card.text
     assert "Grown from `chronos-bolt`" in card.text
     assert "from scratch" not in card.text
     assert "None was chosen" not in card.text  # of licences: that of the start applies
     assert theirs not in card.text
-    record = read_checkpoint_record(made)
+    record = read_checkpoint_record(grown_model)
     assert record.local_paths == [theirs]
     assert record.pretraining is not None
     recipe = record.pretraining.model_copy(update={"start_from": "reference/bolt"})
@@ -345,11 +352,9 @@ def test_a_start_is_of_the_hub_only_if_it_came_from_there(
     assert record.local_paths == ([] if is_of_hub else ["runs/bolt"])
 
 
-def test_a_start_without_a_record_of_its_commit_is_local(
-    checkpoints: dict[str, Path], tmp_path: Path
-) -> None:
+def test_a_start_without_a_record_of_its_commit_is_local(grown_model: Path) -> None:
     """As earlier versions wrote it."""
-    record = read_checkpoint_record(grown_from(checkpoints["chronos-bolt"], tmp_path / "run"))
+    record = read_checkpoint_record(grown_model)
     assert record.pretraining is not None
     recipe = record.pretraining.model_copy(update={"start_from": "someone/else"})
     for trained in ({"start_from": "someone/else"}, {}, None):
@@ -632,13 +637,12 @@ def test_another_model_is_not_called_the_original(saved: dict[str, Path]) -> Non
     assert "- The original was not evaluated beside it." in text
 
 
-@pytest.mark.parametrize("options", [{"rank": 4}, {"method": "svd", "rank": 3}], ids=str)
+@pytest.mark.parametrize("kind", COMPRESSIONS)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_parameters_are_counted_as_bench_counts_them(
-    checkpoint: Path, tmp_path: Path, options: dict[str, Any]
+    compressed: dict[tuple[str, str], Path], family: str, kind: str
 ) -> None:
-    calibration = CALIBRATION if "method" not in options else None
-    small = tscompress.compress(checkpoint, **options, calibration=calibration)
-    directory = tscompress.save(small, tmp_path / "small")
+    directory = compressed[family, kind]
     assert read_checkpoint_record(directory).parameters == parameter_count(
         load(directory).forecaster.inner_model
     )

@@ -131,6 +131,8 @@ def environment(hub: HubServer, home: Path, token: str | None) -> dict[str, str]
         "HF_HUB_ETAG_TIMEOUT": "30",
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": os.pathsep.join(sys.path),
+        # Without certificates, which each client of httpx reads; the Hub here speaks HTTP.
+        "SSL_CERT_DIR": str(home),
     }
     return kept | settings | ({} if token is None else {"HF_TOKEN": token})
 
@@ -328,12 +330,10 @@ def test_dry_run_uses_no_network_and_writes_no_file(
     assert repo_id not in hub.repositories
 
 
-@pytest.mark.parametrize("schedule", [None, PowerLawSchedule(d_0=2, alpha=0.9)], ids=str)
 def test_pretrained_model_is_uploaded_with_its_recipe(
-    command: Client, hub: HubServer, tmp_path: Path, repo_id: str,
-    schedule: PowerLawSchedule | None,
-) -> None:  # fmt: skip
-    recipe = tiny_recipe("chronos-bolt", schedule=schedule)
+    command: Client, hub: HubServer, tmp_path: Path, repo_id: str
+) -> None:
+    recipe = tiny_recipe("chronos-bolt", schedule=PowerLawSchedule(d_0=2, alpha=0.9))
     directory = pretrain(recipe, tmp_path / "run")
     assert directory is not None
     assert load_pretrain_recipe(directory / "pretrain.yaml") == recipe
@@ -352,7 +352,7 @@ def test_pretrained_model_is_uploaded_with_its_recipe(
     assert "base_model" not in card
     assert "Trained from scratch by tscompress" in card
     assert "`tscompress pretrain pretrain.yaml --output DIR`, with:" in card
-    assert ("import tscompress.pipelines" in card) == (schedule is not None)
+    assert "import tscompress.pipelines" in card
     assert command("profile", repo_id, "--weights-only", "--json").code == 0
     # What is not the model that was trained does not go up.
     (directory / "pretrain.yaml").write_text((directory / "pretrain.yaml").read_text() + "\n")
@@ -433,14 +433,13 @@ def onnx_in(repository: Repository, revision: str = "main") -> dict[str, bytes]:
     return {name[5:]: content for name, content in files if name.startswith("onnx/")}
 
 
-@pytest.mark.parametrize("branch", [None, "small/fold"])
 def test_a_graph_of_other_weights_goes_with_the_commit(
-    command: Client, hub: HubServer, bolt: Path, made: dict[str, Path], graph: Path,
-    repo_id: str, branch: str | None,
-) -> None:  # fmt: skip
-    options = [] if branch is None else ["--branch", branch]
+    command: Client, hub: HubServer, bolt: Path, made: dict[str, Path], graph: Path, repo_id: str
+) -> None:
+    revision = "small/fold"
+    options = "--branch", revision
     assert command("push", bolt, repo_id, "--onnx", graph, *options).code == 0
-    repository, revision = hub.repositories[repo_id], branch or "main"
+    repository = hub.repositories[repo_id]
     stored, commits = onnx_in(repository, revision), len(repository.commits)
     # Of the same weights it is not stale.
     outcome = command("push", bolt, repo_id, *options)
@@ -540,22 +539,19 @@ def test_files_of_others_in_onnx_stay(
     assert onnx_in(repository) == mine
 
 
-@pytest.mark.parametrize(
-    "record",
-    [b"{", b"[]", b"{}", b'{"format": 99}', None],
-)
 def test_a_folder_whose_record_is_none_of_ours_stays(
-    command: Client, hub: HubServer, bolt: Path, made: dict[str, Path], graph: Path,
-    repo_id: str, record: bytes | None,
-) -> None:  # fmt: skip
+    command: Client, hub: HubServer, bolt: Path, made: dict[str, Path], graph: Path, repo_id: str
+) -> None:
     assert command("push", bolt, repo_id, "--onnx", graph).code == 0
     repository = hub.repositories[repo_id]
-    repository.commit("main", {"onnx/tscompress-export.json": record})
-    before = onnx_in(repository)
-    outcome = command("push", made["chronos-t5-fold"], repo_id)
-    assert outcome.code == 0, outcome.err
-    assert ("is none of this tscompress" in outcome.err) == (record is not None)
-    assert onnx_in(repository) == before
+    for turn, record in enumerate((b"{", b"[]", b"{}", b'{"format": 99}', None)):
+        directory = bolt if turn % 2 else made["chronos-t5-fold"]  # not the one that is there
+        repository.commit("main", {"onnx/tscompress-export.json": record})
+        before = onnx_in(repository)
+        outcome = command("push", directory, repo_id)
+        assert outcome.code == 0, outcome.err
+        assert ("is none of this tscompress" in outcome.err) == (record is not None)
+        assert onnx_in(repository) == before
 
 
 def test_a_record_that_names_no_weights_says_nothing_of_them(
@@ -634,7 +630,7 @@ def test_graphs_of_another_family_go_where_new_ones_come(
     assert onnx_in(hub.repositories[repo_id]) == contents(other)
 
 
-@pytest.mark.parametrize("kind", ["lose", "cut", "status"])
+@pytest.mark.parametrize("kind", ["lose", *slowly(("cut",), ("status",))])
 def test_a_removal_whose_answer_was_lost_is_found(
     command: Client, hub: HubServer, bolt: Path, made: dict[str, Path], graph: Path,
     repo_id: str, kind: str,
@@ -766,7 +762,8 @@ def test_foreign_directories_are_refused_before_any_request(
         (["alice/with space"], "is not the id of a repository"),
         (["../up"], "is not the id of a repository"),
         (["alice/x", "--branch", "b", "--pr"], "give --branch or --pr"),
-        *((["alice/x", "--branch", name], "is not the name of a branch") for name in NO_BRANCHES),
+        (["alice/x", "--branch", "a..b"], "is not the name of a branch"),
+        (["alice/x", "--branch", "refs/pr/1"], "is not the name of a branch"),
         *(
             (["alice/x", "--timeout", seconds], "must be above 0 and at most 86400")
             for seconds in ("0", "inf", "1e10", "nan")
@@ -988,9 +985,9 @@ def test_passing_failures_pass(
     ("fault", "code", "opened"),
     [
         ({"kind": "lose"}, 1, 1),
-        ({"kind": "cut"}, 1, 0),
         ({"status": 500}, 1, 0),
         ({"status": 503}, 0, 1),
+        *slowly(({"kind": "cut"}, 1, 0)),
     ],
 )
 def test_a_pull_request_is_not_opened_twice(
@@ -1007,7 +1004,7 @@ def test_a_pull_request_is_not_opened_twice(
         assert f"{name}/discussions whether the pull request is there" in outcome.line
 
 
-@pytest.mark.parametrize("moment", [CREATE, PUT, COMMIT])
+@pytest.mark.parametrize("moment", [CREATE, *slowly((PUT,)), COMMIT])
 def test_unverified_files_are_not_committed(
     command: Client, hub: HubServer, made: dict[str, Path], bolt: Path, repo_id: str, moment: str
 ) -> None:
@@ -1069,16 +1066,15 @@ def test_settings_that_cannot_be_used_are_named(
     assert (outcome.code, "the token of HF_TOKEN" in outcome.line) == (2, True)
     assert "Schl" not in outcome.err
     assert repo_id not in hub.repositories
-    for endpoint in ("http://[bad", "huggingface.co", "http://a:b"):
-        found = subprocess.run(
-            [sys.executable, "-m", "tscompress", "push", str(bolt), repo_id],
-            env=environment(hub, tmp_path, TOKEN) | {"HF_ENDPOINT": endpoint},
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        assert found.returncode == 2
-        expected = f"error: HF_ENDPOINT is {endpoint!r}, which is no address; set it to one such as"
-        assert found.stderr.startswith(expected)
-        assert found.stderr.count("\n") == 1
+    found = subprocess.run(
+        [sys.executable, "-m", "tscompress", "push", str(bolt), repo_id],
+        env=environment(hub, tmp_path, TOKEN) | {"HF_ENDPOINT": "http://[bad"},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert found.returncode == 2
+    expected = "error: HF_ENDPOINT is 'http://[bad', which is no address; set it to one such as"
+    assert found.stderr.startswith(expected)
+    assert found.stderr.count("\n") == 1
 
 
 def test_versions_of_huggingface_hub_before_1_have_the_same_bounds(
@@ -1189,8 +1185,9 @@ def test_lasting_failures_of_a_download_are_one_line(
         outcome = command(*asked, constants=patience(fault))
     assert outcome.code == 1, outcome.err
     assert text in outcome.line
-    again = command("profile", "alice/down", "--weights-only", "--json")
-    assert again.code == 0, again.err
+    if pattern != INFO:  # something was downloaded
+        again = command("profile", "alice/down", "--weights-only", "--json")
+        assert again.code == 0, again.err
 
 
 @pytest.mark.parametrize(
@@ -1199,10 +1196,8 @@ def test_lasting_failures_of_a_download_are_one_line(
         (INFO, {"status": 500}),
         (INFO, {"status": 429, "headers": {"Retry-After": "17"}}),
         (INFO, {"kind": "cut"}),
-        (TREE, {"status": 503}),
-        ("HEAD ", {"status": 500}),
         (FILE, {"status": 500}),
-        (FILE, {"status": 429}),
+        *slowly((TREE, {"status": 503}), ("HEAD ", {"status": 500}), (FILE, {"status": 429})),
         (FILE, {"kind": "cut"}),
         (FILE, {"kind": "stall"}),
         (FILE, {"kind": "corrupt"}),

@@ -157,14 +157,11 @@ def test_the_original_sizes_and_weights_give_the_original_forecast(
     assert sized.model.state_dict().keys() == stock.model.state_dict().keys()
 
 
-@pytest.mark.parametrize("implementation", ATTENTION)
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 def test_smaller_heads_equal_larger_ones_filled_up_with_zeros(
-    checkpoint: Path, sizes: tuple[int, int], implementation: str
+    checkpoint: Path, sizes: tuple[int, int]
 ) -> None:
     stock, sized = pair(checkpoint, sizes)
-    for loaded in (stock, sized):
-        set_attention_(loaded.model, implementation)
     # What is cut off matters.
     assert not torch.allclose(predict(load(checkpoint)), predict(stock), rtol=1e-3)
     assert_same_forecasts(sized, stock)

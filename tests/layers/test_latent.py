@@ -69,6 +69,22 @@ def folded(
     return loaded
 
 
+@pytest.fixture(scope="module")
+def folded_to_6(checkpoints: dict[str, Path]) -> dict[str, LoadedModel]:
+    return {family: folded(checkpoints[family], 6) for family in FAMILIES}
+
+
+@pytest.fixture
+def latent6(checkpoint: Path, folded_to_6: dict[str, LoadedModel]) -> LoadedModel:
+    """A copy of each family's model with latents of 6 dimensions."""
+    return copy.deepcopy(folded_to_6[checkpoint.name])
+
+
+@pytest.fixture
+def t5_latent6(folded_to_6: dict[str, LoadedModel]) -> LoadedModel:
+    return copy.deepcopy(folded_to_6["chronos-t5"])
+
+
 def cross_attention(loaded: LoadedModel) -> list[Any]:
     """Of each decoder layer, in order."""
     return [loaded.model.get_submodule(CROSS.format(layer)) for layer in (0, 1)]
@@ -83,13 +99,15 @@ def loud(checkpoint: Path) -> LoadedModel:
     return loaded
 
 
-def use_attention_(loaded: LoadedModel, implementation: str) -> None:
-    if implementation == "sdpa" and not loaded.model._supports_sdpa:
-        pytest.skip("T5 of this transformers has no sdpa")
+def with_each_attention(loaded: LoadedModel) -> Iterator[str]:
+    """Its name, once the model uses it; T5 of some transformers has no sdpa."""
     module: Any
-    for module in loaded.model.modules():
-        if hasattr(module, "config"):
-            module.config._attn_implementation = implementation
+    assert loaded.model._supports_sdpa or loaded.family == "chronos-t5"
+    for implementation in ATTENTION if loaded.model._supports_sdpa else ("eager",):
+        for module in loaded.model.modules():
+            if hasattr(module, "config"):
+                module.config._attn_implementation = implementation
+        yield implementation
 
 
 TOKENS = torch.arange(3, 39).view(3, 12)
@@ -130,18 +148,17 @@ def assert_close(found: Tensor, expected: Tensor) -> None:
 # --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("implementation", ATTENTION)
 @pytest.mark.parametrize("refit", ["residual", "none"])
-def test_latent_of_d_model_is_exact(checkpoint: Path, refit: Any, implementation: str) -> None:
+def test_latent_of_d_model_is_exact(checkpoint: Path, refit: Any) -> None:
     expected = outputs(loud(checkpoint))
     loaded = folded(loud(checkpoint), D_MODEL, FoldConfig(refit=refit, precision="float32"))
-    use_attention_(loaded, implementation)
-    assert_close(outputs(loaded), expected)
-    for role in "qo":
-        blind = copy.deepcopy(loaded)
-        for module in cross_attention(blind):
-            module.get_submodule(role).weight.data.zero_()
-        assert (outputs(blind) - expected).abs().max() > 0.002 * expected.abs().max()
+    for _ in with_each_attention(loaded):
+        assert_close(outputs(loaded), expected)
+        for role in "qo":
+            blind = copy.deepcopy(loaded)
+            for module in cross_attention(blind):
+                module.get_submodule(role).weight.data.zero_()
+            assert (outputs(blind) - expected).abs().max() > 0.002 * expected.abs().max()
 
 
 def test_latent_of_full_rank_is_exact(checkpoint: Path) -> None:
@@ -160,21 +177,20 @@ def test_latent_of_full_rank_is_exact(checkpoint: Path) -> None:
     assert (lossy - original).abs().max() > 1e-3 * original.abs().max()
 
 
-@pytest.mark.parametrize("implementation", ATTENTION)
-def test_eager_equals_sdpa_equals_the_stock_forward(checkpoint: Path, implementation: str) -> None:
-    loaded = folded(checkpoint, 6)
-    expected = [stock_forward(loaded, layer) for layer in (0, 1)]
-    use_attention_(loaded, implementation)
-    for module, (arguments, output) in zip(cross_attention(loaded), expected, strict=True):
-        with torch.no_grad():
-            found, bias, weights = module(**arguments)
-        assert_close(found, output)
-        assert bias is None
-        assert (weights is not None) == (implementation == "eager" and hasattr(module, "config"))
-        if weights is not None:
-            assert weights.shape == (2, HEADS, 3, 7)
-            assert_close(weights.sum(-1), torch.ones(2, HEADS, 3))
-            assert torch.equal(weights[0, ..., :2], torch.zeros(HEADS, 3, 2))
+def test_eager_equals_sdpa_equals_the_stock_forward(latent6: LoadedModel) -> None:
+    expected = [stock_forward(latent6, layer) for layer in (0, 1)]
+    for implementation in with_each_attention(latent6):
+        for module, (arguments, output) in zip(cross_attention(latent6), expected, strict=True):
+            with torch.no_grad():
+                found, bias, weights = module(**arguments)
+            assert_close(found, output)
+            assert bias is None
+            known = implementation == "eager" and hasattr(module, "config")
+            assert (weights is not None) == known
+            if weights is not None:
+                assert weights.shape == (2, HEADS, 3, 7)
+                assert_close(weights.sum(-1), torch.ones(2, HEADS, 3))
+                assert torch.equal(weights[0, ..., :2], torch.zeros(HEADS, 3, 2))
 
 
 def stock_forward(loaded: LoadedModel, layer: int) -> tuple[dict[str, Tensor], Tensor]:
@@ -195,22 +211,19 @@ def stock_forward(loaded: LoadedModel, layer: int) -> tuple[dict[str, Tensor], T
     return {"hidden_states": states, "key_value_states": encoded, "mask": mask}, output
 
 
-def test_boolean_masks_are_additive_ones(checkpoints: dict[str, Path]) -> None:
-    loaded = folded(checkpoints["chronos-t5"], 6)
-    arguments, output = stock_forward(loaded, 1)
-    for implementation in ATTENTION:
-        use_attention_(loaded, implementation)
+def test_boolean_masks_are_additive_ones(t5_latent6: LoadedModel) -> None:
+    arguments, output = stock_forward(t5_latent6, 1)
+    for _ in with_each_attention(t5_latent6):
         with torch.no_grad():
-            found = cross_attention(loaded)[1](**{**arguments, "mask": arguments["mask"] == 0})
+            found = cross_attention(t5_latent6)[1](**{**arguments, "mask": arguments["mask"] == 0})
         assert_close(found[0], output)
 
 
-def test_older_transformers_arguments_are_accepted(checkpoints: dict[str, Path]) -> None:
-    loaded = folded(checkpoints["chronos-t5"], 6)
-    arguments, output = stock_forward(loaded, 0)
+def test_older_transformers_arguments_are_accepted(t5_latent6: LoadedModel) -> None:
+    arguments, output = stock_forward(t5_latent6, 0)
     bias = arguments["mask"].expand(2, HEADS, 3, 7)  # what dense layers would have passed on
     with torch.no_grad():
-        found = cross_attention(loaded)[0](
+        found = cross_attention(t5_latent6)[0](
             **arguments, position_bias=bias, past_key_value=None, output_attentions=True
         )
     assert_close(found[0], output)
@@ -219,33 +232,29 @@ def test_older_transformers_arguments_are_accepted(checkpoints: dict[str, Path])
 
 
 @pytest.mark.parametrize("beams", [1, 3])
-@pytest.mark.parametrize("implementation", ATTENTION)
 def test_generation_with_a_cache_equals_generation_without(
-    checkpoints: dict[str, Path], implementation: str, beams: int
+    t5_latent6: LoadedModel, beams: int
 ) -> None:
-    loaded = folded(checkpoints["chronos-t5"], 6)
-    use_attention_(loaded, implementation)
     settings = {"max_new_tokens": 12, "min_new_tokens": 12, "do_sample": False, "top_k": None}
-    cached, uncached = (
-        loaded.model.generate(  # type: ignore[operator]
-            TOKENS,
-            use_cache=use_cache,
-            num_beams=beams,
-            output_scores=True,
-            return_dict_in_generate=True,
-            **settings,
+    for _ in with_each_attention(t5_latent6):
+        cached, uncached = (
+            t5_latent6.model.generate(  # type: ignore[operator]
+                TOKENS,
+                use_cache=use_cache,
+                num_beams=beams,
+                output_scores=True,
+                return_dict_in_generate=True,
+                **settings,
+            )
+            for use_cache in (True, False)
         )
-        for use_cache in (True, False)
-    )
-    assert torch.equal(cached.sequences, uncached.sequences)
-    assert_close(torch.stack(cached.scores), torch.stack(uncached.scores))
+        assert torch.equal(cached.sequences, uncached.sequences)
+        assert_close(torch.stack(cached.scores), torch.stack(uncached.scores))
 
 
-def test_a_pass_with_a_cache_equals_one_without(checkpoints: dict[str, Path]) -> None:
-    loaded = folded(checkpoints["chronos-t5"], 6)
-    torch.testing.assert_close(
-        outputs(loaded, use_cache=True), outputs(loaded, use_cache=False), rtol=0, atol=0
-    )
+def test_a_pass_with_a_cache_equals_one_without(t5_latent6: LoadedModel) -> None:
+    cached, uncached = (outputs(t5_latent6, use_cache=kept) for kept in (True, False))
+    torch.testing.assert_close(cached, uncached, rtol=0, atol=0)
 
 
 def test_forecasts(checkpoint: Path) -> None:
@@ -254,16 +263,15 @@ def test_forecasts(checkpoint: Path) -> None:
     assert not torch.equal(predict(loaded), predict(load(checkpoint)))
 
 
-def test_every_layer_trains_the_latent(checkpoint: Path) -> None:
-    loaded = folded(checkpoint, 6)
-    modules = cross_attention(loaded)
+def test_every_layer_trains_the_latent(latent6: LoadedModel) -> None:
+    modules = cross_attention(latent6)
     gradients = []
     for module in modules:
-        loaded.model.train().zero_grad()
-        arguments, _ = stock_forward(loaded, 0)
+        latent6.model.train().zero_grad()
+        arguments, _ = stock_forward(latent6, 0)
         module(**arguments)[0].square().sum().backward()
         gradients.append(modules[0].down.weight.grad.clone())
-        loaded.model.eval()
+        latent6.model.eval()
     assert all(bool(gradient.abs().sum() > 0) for gradient in gradients)
     assert not torch.equal(*gradients)
 
@@ -287,14 +295,21 @@ def held(cache: Any) -> Iterator[Tensor]:
         yield from (*cache.key_cache, *cache.value_cache)
 
 
-@pytest.mark.parametrize("workload", WORKLOADS, ids=["batch", "single"])
-def test_latent_cache_has_the_counted_size(checkpoint: Path, workload: Workload) -> None:
+def test_latent_cache_has_the_counted_size(checkpoint: Path) -> None:
     pytest.importorskip("transformers", minversion="4.54")  # before, a tuple came back
-    loaded = folded(checkpoint, 6, vo=5)
+    loaded = folded(checkpoint, 6, FoldConfig(refit="none"), vo=5)
     caches: list[Any] = []
     loaded.model.decoder.register_forward_hook(  # type: ignore[union-attr, operator]
         lambda *call: caches.append(cache_of(call[-1]))
     )
+    dense = load(checkpoint).model
+    for workload in WORKLOADS:
+        assert_cache_is_counted(loaded, caches, workload)
+        assert kv_cache_bytes(loaded.model, workload) < kv_cache_bytes(dense, workload)
+
+
+def assert_cache_is_counted(loaded: LoadedModel, caches: list[Any], workload: Workload) -> None:
+    """Of a forecast, which adds those of its passes to ``caches``."""
     series = torch.randn(workload.batch_size, workload.context_length).cumsum(-1)
     options = {"num_samples": workload.num_samples} if loaded.family == "chronos-t5" else {}
     loaded.forecaster.predict(series, prediction_length=workload.horizon, **options)
@@ -308,17 +323,16 @@ def test_latent_cache_has_the_counted_size(checkpoint: Path, workload: Workload)
     # The last token of a sample path is drawn, but never read.
     said = kv_cache_bytes(loaded.model, workload)
     assert said - found in (0, 4 * rows * 2 * HEADS * (SIZE + 5))
-    assert said < kv_cache_bytes(load(checkpoint).model, workload)
 
 
-@pytest.mark.parametrize("workload", WORKLOADS, ids=["batch", "single"])
-@pytest.mark.parametrize("latent", [1, 6, 20])
-def test_costs_are_those_counted(checkpoint: Path, latent: int, workload: Workload) -> None:
-    loaded = folded(checkpoint, latent, qk=3, vo=5, hidden=11)
+@pytest.mark.parametrize("latent", [1, 20])
+def test_costs_are_those_counted(checkpoint: Path, latent: int) -> None:
+    loaded = folded(checkpoint, latent, FoldConfig(refit="none"), qk=3, vo=5, hidden=11)
     dense = load(checkpoint)
     assert loaded.plan is not None
-    costs = CostModel(dense.family, dense.model, workload, bytes_per_number=4)
-    assert costs.of_plan(loaded.plan) == counted(loaded, workload)
+    for workload in WORKLOADS:
+        costs = CostModel(dense.family, dense.model, workload, bytes_per_number=4)
+        assert costs.of_plan(loaded.plan) == counted(loaded, workload)
     before, after = loaded.plan.parameters()
     saved = parameter_count(dense.model) - parameter_count(loaded.model)
     assert before - after == saved
@@ -381,31 +395,29 @@ def test_a_latent_is_not_looked_into_again(checkpoint: Path, tmp_path: Path) -> 
         apply_structure_(small.model, small.plan)
 
 
-def test_built_on_the_meta_device_and_filled(checkpoint: Path) -> None:
-    loaded = folded(checkpoint, 6)
-    model = build_empty(loaded.family, loaded.config)
-    assert loaded.plan is not None
-    apply_structure_(model, loaded.plan)
+def test_built_on_the_meta_device_and_filled(latent6: LoadedModel) -> None:
+    model = build_empty(latent6.family, latent6.config)
+    assert latent6.plan is not None
+    apply_structure_(model, latent6.plan)
     first, second = (model.get_submodule(CROSS.format(layer)) for layer in (0, 1))
     assert first.down.weight.is_meta  # type: ignore[union-attr]
     assert {name for name, _ in second.named_parameters()} == {"q.weight", "o.weight"}
     workload = WORKLOADS[0]
-    expected = kv_cache_bytes(loaded.model, workload)
+    expected = kv_cache_bytes(latent6.model, workload)
     assert kv_cache_bytes(model, workload, dtype=torch.float32) == expected
-    assert model.state_dict().keys() == loaded.model.state_dict().keys()
-    model.load_state_dict(loaded.model.state_dict(), strict=True, assign=True)
+    assert model.state_dict().keys() == latent6.model.state_dict().keys()
+    model.load_state_dict(latent6.model.state_dict(), strict=True, assign=True)
     model.tie_weights()  # type: ignore[operator]
-    filled = replace(loaded, model=model.eval(), pipeline=wrap_pipeline(loaded.family, model))
-    assert torch.equal(outputs(filled), outputs(loaded))
+    filled = replace(latent6, model=model.eval(), pipeline=wrap_pipeline(latent6.family, model))
+    assert torch.equal(outputs(filled), outputs(latent6))
 
 
-def test_copies_are_whole(checkpoint: Path) -> None:
-    loaded = folded(checkpoint, 6)
-    expected, twin = outputs(loaded), copy.deepcopy(loaded)
+def test_copies_are_whole(latent6: LoadedModel) -> None:
+    expected, twin = outputs(latent6), copy.deepcopy(latent6)
     first, second = cross_attention(twin)
     assert second.first is first
-    assert first is not cross_attention(loaded)[0]
-    for parameter in loaded.model.parameters():
+    assert first is not cross_attention(latent6)[0]
+    for parameter in latent6.model.parameters():
         parameter.data.zero_()
     assert torch.equal(outputs(twin), expected)
 
@@ -425,10 +437,9 @@ def test_settings_dtype_and_lack_of_gradient_are_taken_over(checkpoint: Path) ->
         assert original.k.weight.shape == (HEADS * SIZE, D_MODEL)  # as it was
 
 
-def test_bfloat16(checkpoint: Path) -> None:
-    loaded = folded(checkpoint, 6)
-    expected = outputs(loaded)
-    small = replace(loaded, model=copy.deepcopy(loaded.model).bfloat16())
+def test_bfloat16(latent6: LoadedModel) -> None:
+    expected = outputs(latent6)
+    small = replace(latent6, model=copy.deepcopy(latent6.model).bfloat16())
     found = outputs(small).float()
     assert (found - expected).abs().mean() < 0.05 * expected.abs().mean()
 

@@ -208,19 +208,23 @@ def answer_with_sktime(job: dict[str, Any]) -> None:
 # --------------------------------------------------------------------------------------------------
 
 
-def ask(python: Path, function: Callable[..., None], job: dict[str, Any], output: Path) -> Any:
-    """Run ``function`` with ``job`` in another environment, away from here; what it found."""
-    output.mkdir()
-    job = {**job, "output": str(output), "threads": torch.get_num_threads()}
-    sources = map(inspect.getsource, (forecasts_of, forecasts_of_chronos2, function))
+def ask(python: Path, jobs: dict[Callable[..., None], dict[str, Any]], output: Path) -> list[Any]:
+    """Run functions, each with its job, in a process of another environment, away from here; what
+    each found. Files of one are in a folder of its name."""
+    given = {}
+    for function, job in jobs.items():
+        place = output / function.__name__
+        place.mkdir(parents=True)
+        given[place.name] = {**job, "output": str(place), "threads": torch.get_num_threads()}
+    sources = map(inspect.getsource, (forecasts_of, forecasts_of_chronos2, *jobs))
     script = output / "script.py"
     script.write_text(
         "from __future__ import annotations\nimport json, sys\n"
         + "\n\n".join(sources)
-        + f"\n\n{function.__name__}(json.loads(sys.argv[1]))\n"
+        + "\n\nfor name, job in json.loads(sys.argv[1]).items():\n    globals()[name](job)\n"
     )
-    execute([str(python), "-I", str(script), json.dumps(job)], output)
-    return json.loads((output / "found.json").read_text())
+    execute([str(python), "-I", str(script), json.dumps(given)], output)
+    return [json.loads((output / name / "found.json").read_text()) for name in given]
 
 
 def execute(command: list[str], directory: Path) -> None:
@@ -251,13 +255,13 @@ def packages_of(python: Path) -> Path:
     return Path(shown.stdout.strip())
 
 
-@pytest.fixture
-def stock_python(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def stock_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An environment with every package of this one but tscompress, made of links.
 
     A path file to the packages here would do for an editable tscompress only.
     """
-    python = make_environment(tmp_path / "stock", with_pip=False)
+    python = make_environment(tmp_path_factory.mktemp("stock") / "env", with_pip=False)
     packages = packages_of(python)
     for entry in sys.path:
         if Path(entry).name not in ("site-packages", "dist-packages"):
@@ -347,10 +351,28 @@ def folded(
 # --------------------------------------------------------------------------------------------------
 
 
-def check_stock(python: Path, folded: dict[str, Folded], output: Path) -> None:
+def job_of(folded: dict[str, Folded]) -> dict[str, Any]:
+    return {"checkpoints": {name: str(item.directory) for name, item in folded.items()}}
+
+
+@pytest.fixture(scope="module")
+def of_stock(
+    stock_python: Path,
+    folded: dict[str, Folded],
+    factored: dict[str, Path],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> tuple[Path, Any, Any]:
+    """A folder, and what stock chronos finds of folded and of factored checkpoints."""
+    refused = {
+        "checkpoints": {family: str(path) for family, path in factored.items()},
+        "classes": {family: kind.__name__ for family, kind in DIRECT.items()},
+    }
+    output = tmp_path_factory.mktemp("of-stock")
+    return (output, *ask(stock_python, {answer: job_of(folded), open_each: refused}, output))
+
+
+def check_stock(found: dict[str, Any], folded: dict[str, Folded], output: Path) -> None:
     """Stock chronos loads every checkpoint whole, and forecasts bit for bit as tscompress does."""
-    checkpoints = {name: str(item.directory) for name, item in folded.items()}
-    found = ask(python, answer, {"checkpoints": checkpoints}, output)
     for library, version in found.pop("versions").items():
         assert Version(version).public == Version(importlib.metadata.version(library)).public
     assert found == {
@@ -362,7 +384,7 @@ def check_stock(python: Path, folded: dict[str, Folded], output: Path) -> None:
         }
         for name, item in folded.items()
     }
-    theirs = load_file(output / "forecasts")
+    theirs = load_file(output / answer.__name__ / "forecasts")
     ours = {
         f"{name}: {key}": value
         for name, item in folded.items()
@@ -376,9 +398,11 @@ def check_stock(python: Path, folded: dict[str, Folded], output: Path) -> None:
 
 
 def test_stock_chronos_forecasts_the_same(
-    stock_python: Path, folded: dict[str, Folded], tmp_path: Path
+    of_stock: tuple[Path, Any, Any], folded: dict[str, Folded]
 ) -> None:
-    check_stock(stock_python, folded, tmp_path / "answer")
+    output, found, _ = of_stock
+    found = dict(found)  # what is checked is taken out
+    check_stock(found, folded, output)
     for name, item in folded.items():
         config = json.loads((item.directory / "config.json").read_text())
         # Readers before transformers 4.56 know the second name only.
@@ -392,7 +416,8 @@ def test_stock_chronos_forecasts_the_same(
 def test_chronos_from_the_registry_forecasts_the_same(
     installed_python: Path, folded: dict[str, Folded], tmp_path: Path
 ) -> None:
-    check_stock(installed_python, folded, tmp_path / "answer")
+    (found,) = ask(installed_python, {answer: job_of(folded)}, tmp_path)
+    check_stock(found, folded, tmp_path)
 
 
 @pytest.mark.slow
@@ -405,17 +430,13 @@ def test_sktime_forecasts_the_same(
     pip_install(installed_python, tmp_path, "sktime>=1.2,<2")
     seed, horizon = 3, 12
     series = (np.random.default_rng(0).normal(size=120).cumsum() + 20).astype(np.float32)
-    found = ask(
-        installed_python,
-        answer_with_sktime,
-        {
-            "checkpoints": {name: str(folded[name].directory) for name in ("t5", "bolt")},
-            "series": series.tolist(),
-            "seed": seed,
-            "horizon": horizon,
-        },
-        tmp_path / "answer",
-    )
+    job = {
+        "checkpoints": {name: str(folded[name].directory) for name in ("t5", "bolt")},
+        "series": series.tolist(),
+        "seed": seed,
+        "horizon": horizon,
+    }
+    (found,) = ask(installed_python, {answer_with_sktime: job}, tmp_path)
     for name in ("t5", "bolt"):
         for dtype in ("bfloat16", "float32"):
             pipeline = load(folded[name].directory, dtype=dtype).forecaster
@@ -518,15 +539,9 @@ def open_each(job: dict[str, Any]) -> None:
     (Path(job["output"]) / "found.json").write_text(json.dumps(found))
 
 
-def test_factored_checkpoint_needs_the_import(
-    stock_python: Path, factored: dict[str, Path], tmp_path: Path
-) -> None:
+def test_factored_checkpoint_needs_the_import(of_stock: tuple[Path, Any, Any]) -> None:
     """None of these ways may start from random weights without a word."""
-    job = {
-        "checkpoints": {family: str(path) for family, path in factored.items()},
-        "classes": {family: kind.__name__ for family, kind in DIRECT.items()},
-    }
-    found = ask(stock_python, open_each, job, tmp_path / "answer")
+    *_, found = of_stock
     assert len(found) == 3 * 9
     assert [way for way, error in found.items() if error is None] == []
 

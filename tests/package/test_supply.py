@@ -28,28 +28,62 @@ import tscompress
 PACKAGE = ROOT / "tscompress"
 #: 2024-01-01; what a release takes from the time of its commit.
 EPOCH = 1704067200
-NOT_SHIPPED = ("__pycache__", ".git", ".venv", "results", "dist", ".*_cache", ".hypothesis")
+NOT_SHIPPED = ("__pycache__", ".git", ".venv", "dist", ".*_cache", ".hypothesis")
 
 
-def build(root: Path, output: Path, *, epoch: int = EPOCH) -> tuple[Path, Path]:
-    """Wheel and source archive, made by the backend that pyproject.toml names."""
-    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-t", "sdist"]
+def build(root: Path, output: Path, *targets: str, epoch: int = EPOCH) -> tuple[Path, ...]:
+    """Wheel and source archive, or what is asked for, made by the backend of pyproject.toml."""
+    command = [sys.executable, "-m", "hatchling", "build"]
+    for target in targets or ("wheel", "sdist"):
+        command += ["-t", target]
     done = subprocess.run(
         [*command, "-d", str(output)], cwd=root, capture_output=True, text=True, check=False,
         env={**os.environ, "SOURCE_DATE_EPOCH": str(epoch)},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    (wheel,), (archive,) = output.glob("*.whl"), output.glob("*.tar.gz")
-    return wheel, archive
+    return (*output.glob("*.whl"), *output.glob("*.tar.gz"))
+
+
+def copy_of_the_tree(target: Path, *, time: int, mode: int) -> Path:
+    """The tree elsewhere, with other times and permissions; weights and results are empty."""
+
+    def copied(source: str, copy: str) -> None:
+        if Path(source).suffix in (".safetensors", ".csv", ".png"):
+            Path(copy).touch()
+        else:
+            shutil.copyfile(source, copy)
+
+    def left_out(folder: str, names: list[str]) -> set[str]:
+        found = shutil.ignore_patterns(*NOT_SHIPPED)(folder, names)
+        return found | {"results"} if Path(folder) == ROOT else found
+
+    shutil.copytree(ROOT, target, ignore=left_out, copy_function=copied)
+    for path in sorted(target.rglob("*"), reverse=True):
+        if path.is_file():
+            path.chmod(mode)
+        os.utime(path, (time, time))
+    return target
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    return build(ROOT, tmp_path_factory.mktemp("built"))
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What is built from: packing the true weights takes long, and `make wheel` does it."""
+    target = tmp_path_factory.mktemp("tree") / "first"
+    copy_of_the_tree(target, time=1_500_000_000, mode=0o644)
+    leftovers = "tscompress/__pycache__/a.pyc", "tests/.ruff_cache/a", "dist/a.whl", "results/a"
+    for name in leftovers:
+        (target / name).parent.mkdir(exist_ok=True)
+        (target / name).touch()
+    return target
 
 
 @pytest.fixture(scope="module")
-def wheel(built: tuple[Path, Path]) -> zipfile.ZipFile:
+def built(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ...]:
+    return build(tree, tmp_path_factory.mktemp("built"))
+
+
+@pytest.fixture(scope="module")
+def wheel(built: tuple[Path, ...]) -> zipfile.ZipFile:
     return zipfile.ZipFile(built[0])
 
 
@@ -124,9 +158,11 @@ def test_wheel_hashes_match_the_record(wheel: zipfile.ZipFile) -> None:
 def test_installed_files_are_readable(wheel: zipfile.ZipFile) -> None:
     for item in wheel.infolist():
         assert stat.S_IMODE(item.external_attr >> 16) == 0o644, item.filename
+    for path in (ROOT / "tscompress").rglob("*.*"):  # the wheel is built from a copy
+        assert not path.is_file() or not path.stat().st_mode & 0o111, path
 
 
-def test_the_source_archive_can_be_tested_and_holds_no_leftovers(built: tuple[Path, Path]) -> None:
+def test_the_source_archive_can_be_tested_and_holds_no_leftovers(built: tuple[Path, ...]) -> None:
     with tarfile.open(built[1]) as archive:
         names = [name.partition("/")[2] for name in archive.getnames()]
     top = {name.split("/")[0] for name in names}
@@ -144,31 +180,16 @@ def test_the_source_archive_can_be_tested_and_holds_no_leftovers(built: tuple[Pa
 # --------------------------------------------------------------------------------------------------
 
 
-def copy_of_the_tree(target: Path, *, time: int, mode: int) -> Path:
-    """The tree elsewhere, with other times and permissions, and reference weights of no size."""
-    ignored = shutil.ignore_patterns(*NOT_SHIPPED, "*.safetensors")
-    shutil.copytree(ROOT, target, ignore=ignored)
-    for directory in (target / "tscompress" / "checkpoints" / "reference").iterdir():
-        (directory / "model.safetensors").write_bytes(b"\0" * 100)
-    for path in sorted(target.rglob("*"), reverse=True):
-        if path.is_file():
-            path.chmod(mode)
-        os.utime(path, (time, time))
-    return target
-
-
-def test_two_builds_are_equal_byte_for_byte(tmp_path: Path) -> None:
+def test_two_builds_are_equal_byte_for_byte(
+    tree: Path, built: tuple[Path, ...], tmp_path: Path
+) -> None:
     """Wherever and whenever the tree was checked out, and by whoever."""
-    first = copy_of_the_tree(tmp_path / "first", time=1_500_000_000, mode=0o644)
     second = copy_of_the_tree(tmp_path / "elsewhere" / "second", time=1_700_000_000, mode=0o600)
-    pairs = zip(
-        build(first, tmp_path / "one"), build(second, tmp_path / "two"), strict=True
-    )  # fmt: skip
-    for ours, theirs in pairs:
+    for ours, theirs in zip(built, build(second, tmp_path / "two"), strict=True):
         assert ours.name == theirs.name
         assert ours.read_bytes() == theirs.read_bytes(), ours.name
-    other, _ = build(first, tmp_path / "later", epoch=EPOCH + 86400)
-    assert other.read_bytes() != (tmp_path / "one" / other.name).read_bytes()
+    (other,) = build(tree, tmp_path / "later", "wheel", epoch=EPOCH + 86400)
+    assert other.read_bytes() != (built[0].parent / other.name).read_bytes()
 
 
 # --------------------------------------------------------------------------------------------------

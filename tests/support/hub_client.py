@@ -33,7 +33,15 @@ def serve() -> None:
 
     time.sleep = shorter
     from tscompress.cli import app as cli
+    from tscompress.cli.console import quiet_libraries
 
+    quiet_libraries()  # before what follows imports them, as a command does
+    from opened_once import opened_once
+
+    from tscompress.families.opening import Openable
+
+    # Copies of a checkpoint lie in a folder of each test.
+    Openable.open_stock = opened_once(Openable.open_stock, by_place=False)
     typer.main.get_command = functools.cache(typer.main.get_command)
     for line in sys.stdin:
         request: dict[str, Any] = json.loads(line)
@@ -44,7 +52,7 @@ def serve() -> None:
         sys.argv = ["tscompress", *request["arguments"]]
         started = time.monotonic()
         with contextlib.ExitStack() as within:
-            for name, value in request["constants"].items():  # imported as late as by a command
+            for name, value in request["constants"].items():
                 within.enter_context(patch(f"huggingface_hub.constants.{name}", value))
             within.enter_context(contextlib.redirect_stdout(out))
             within.enter_context(contextlib.redirect_stderr(err))

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from chronos import BaseChronosPipeline
 
+from tscompress.checkpoints.integrity import source_files
 from tscompress.families.opening import Openable
 
 #: Bytes of a checkpoint beyond which it is opened each time, and checkpoints that are remembered.
@@ -23,9 +24,12 @@ _MOST_BYTES, _MOST = 2**20, 64
 _Open = Callable[..., BaseChronosPipeline]
 
 
-def opened_once(open_stock: _Open) -> _Open:
+def opened_once(open_stock: _Open, *, by_place: bool = True) -> _Open:
     """``Openable.open_stock`` that copies what it made of the same bytes in the same folder with
     the same options. A checkpoint that changed is opened again, and so is one that failed.
+
+    Without ``by_place`` one that lies elsewhere is the same, whatever else is beside the configs
+    and weights. A copy names the place that was opened first.
     """
     opened: OrderedDict[tuple[object, ...], _Kept] = OrderedDict()
 
@@ -33,11 +37,14 @@ def opened_once(open_stock: _Open) -> _Open:
     def open_or_copy(
         family: Openable, directory: Path, config: Mapping[str, Any], **options: Any
     ) -> BaseChronosPipeline:
-        files = sorted(path for path in Path(directory).iterdir() if path.is_file())
+        place = Path(directory)
+        beside = sorted(path for path in place.iterdir() if path.is_file())
+        files = beside if by_place else source_files(place)
         if sum(path.stat().st_size for path in files) > _MOST_BYTES:
             return open_stock(family, directory, config, **options)
         content = tuple((path.name, hashlib.blake2b(path.read_bytes()).digest()) for path in files)
-        key = (str(directory), content, repr(sorted(options.items())))
+        where = str(directory) if by_place else ""
+        key = (where, content, repr(sorted(options.items())))
         if key not in opened:
             opened[key] = _Kept(open_stock(family, directory, config, **options))
             if len(opened) > _MOST:

@@ -258,12 +258,22 @@ def compressed(
     checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> dict[tuple[str, str], Path]:
     """Family and kind of compression to a directory with its checkpoint, made smaller."""
-    root = tmp_path_factory.mktemp("compressed")
-    return {
-        (family, kind): save(made_smaller(checkpoint, kind), root / f"{family}-{kind}")
-        for family, checkpoint in checkpoints.items()
-        for kind in COMPRESSIONS
-    }
+    return _Compressed(checkpoints, tmp_path_factory.mktemp("compressed"))
+
+
+class _Compressed(dict[tuple[str, str], Path]):
+    """Compresses when it is asked, within the test that asks first: no test waits for checkpoints
+    that it does not need."""
+
+    def __init__(self, checkpoints: dict[str, Path], root: Path) -> None:
+        self.checkpoints, self.root = checkpoints, root
+
+    def __missing__(self, key: tuple[str, str]) -> Path:
+        family, kind = key
+        with torch.random.fork_rng():
+            small = made_smaller(self.checkpoints[family], kind)
+            self[key] = save(small, self.root / f"{family}-{kind}")
+        return self[key]
 
 
 @pytest.fixture(scope="session")

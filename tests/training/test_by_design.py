@@ -159,12 +159,20 @@ def test_a_schedule_leaves_everything_else_as_it_was(family: str) -> None:
 # --------------------------------------------------------------------------------------------------
 
 
+@pytest.fixture(scope="module")
+def scheduled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Family to a model that was trained with a schedule."""
+    root = tmp_path_factory.mktemp("scheduled")
+    return {family: trained(short(family), root / family) for family in TRAINED}
+
+
 @pytest.mark.parametrize("family", TRAINED)
-def test_trained_and_written_as_a_factored_checkpoint(family: str, tmp_path: Path) -> None:
-    recipe = short(family)
-    seen: list[Progress] = []
-    model = trained(recipe, tmp_path, report=seen.append)
-    assert math.isfinite(seen[-1].loss)
+def test_trained_and_written_as_a_factored_checkpoint(
+    family: str, scheduled: dict[str, Path]
+) -> None:
+    recipe, model = short(family), scheduled[family]
+    *_, last = (model.parent / "log.jsonl").read_text().splitlines()
+    assert math.isfinite(json.loads(last)["loss"])
     loaded = loading.load(model)
     assert loaded.family == family
     assert loaded.plan == Plan.load(model / "plan.json") == design(recipe)[1]
@@ -194,8 +202,8 @@ def test_all_heads_learn(tmp_path: Path) -> None:
             assert not torch.equal(states[0][key], states[1][key]), key
 
 
-def test_stock_chronos_opens_schedules_after_one_import(tmp_path: Path) -> None:
-    models = [trained(short(family), tmp_path / family) for family in TRAINED]
+def test_stock_chronos_opens_schedules_after_one_import(scheduled: dict[str, Path]) -> None:
+    models = [scheduled[family] for family in TRAINED]
     lines = [
         "import json, sys, torch",
         "from chronos import BaseChronosPipeline",
@@ -227,8 +235,9 @@ def test_stock_chronos_opens_schedules_after_one_import(tmp_path: Path) -> None:
         torch.testing.assert_close(torch.tensor(value), forecast(model).float())
 
 
-@pytest.mark.parametrize("family", TRAINED)
-@pytest.mark.parametrize("way", ["architecture", "schedule"])
+@pytest.mark.parametrize(
+    ("family", "way"), [("chronos-bolt", "schedule"), ("chronos-t5", "architecture")]
+)
 def test_uniform_smaller_size_is_a_stock_checkpoint(family: str, way: str, tmp_path: Path) -> None:
     if way == "architecture":
         recipe = shaped(family, d_kv=3)
@@ -302,8 +311,7 @@ def test_unverified_pretraining_is_not_kept(
     ("family", "changes"),
     [
         ("chronos-bolt", {"precision": "bf16"}),
-        ("chronos-t5", {"freeze_embedding": True}),
-        ("chronos-t5", {"precision": "bf16", "snapshots": (0.5,)}),
+        ("chronos-t5", {"freeze_embedding": True, "precision": "bf16", "snapshots": (0.5,)}),
     ],
 )
 def test_stopped_and_resumed_is_bit_equal(
@@ -323,6 +331,14 @@ def test_stopped_and_resumed_is_bit_equal(
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where a run has had one step; those that would go on with it are refused."""
+    output = tmp_path_factory.mktemp("begun")
+    pretrain(short("chronos-bolt", steps=1), output)
+    return output
+
+
 @pytest.mark.parametrize(
     ("changes", "name"),
     [
@@ -335,23 +351,24 @@ def test_stopped_and_resumed_is_bit_equal(
     ],
 )
 def test_resuming_with_another_schedule_or_embedding_is_refused(
-    changes: dict[str, object], name: str, tmp_path: Path
+    changes: dict[str, object], name: str, begun: Path
 ) -> None:
-    pretrain(short("chronos-bolt", steps=1), tmp_path)
-    before = (tmp_path / "checkpoint" / "state.safetensors").read_bytes()
+    before = (begun / "checkpoint" / "state.safetensors").read_bytes()
     with pytest.raises(RecipeError, match=f"with {name} ") as error:
-        pretrain(short("chronos-bolt", **changes), tmp_path, resume=True)
+        pretrain(short("chronos-bolt", **changes), begun, resume=True)
     assert "\n" not in str(error.value)
-    assert (tmp_path / "checkpoint" / "state.safetensors").read_bytes() == before
+    assert (begun / "checkpoint" / "state.safetensors").read_bytes() == before
 
 
 def test_command_refuses_schedules_in_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    begun: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    pretrain(short("chronos-bolt", steps=1), tmp_path / "out")
     recipe = short("chronos-bolt", schedule=GROWING | {"alpha": 0.5})
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe.model_dump(mode="json")))
-    paths = [str(tmp_path / "recipe.yaml"), "--output", str(tmp_path / "out")]
+    paths = [str(tmp_path / "recipe.yaml"), "--output", str(begun)]
     monkeypatch.setattr(sys, "argv", ["tscompress", "pretrain", *paths, "--resume"])
     with pytest.raises(SystemExit) as end:
         main()

@@ -122,8 +122,8 @@ def test_recovery_leaves_the_rows_beside_its_log(
         rows = read_ranks(output / "ranks.jsonl")
         assert rows == result.ranks
         assert {row["step"] for row in rows} == {0, 1, 2}
-        # It is replaced like everything else that a recovery wrote.
-        recover_checkpoint(student, str(checkpoints["chronos-bolt"]), output, config, force=True)
+    # It is replaced like everything else that a recovery wrote.
+    recover_checkpoint(student, str(checkpoints["chronos-bolt"]), output, config, force=True)
 
 
 def test_the_last_rows_are_of_the_last_step_also_when_patience_ends(

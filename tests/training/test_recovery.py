@@ -342,11 +342,16 @@ def test_unrelated_models_are_refused(checkpoints: dict[str, Path]) -> None:
 # --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("drawn_figures")
 @pytest.mark.parametrize("family", [*FAMILIES, "factored"])
 def test_recovery_lowers_the_loss_and_keeps_the_structure(
-    family: str, students: dict[str, Path], checkpoints: dict[str, Path], tmp_path: Path
+    family: str,
+    students: dict[str, Path],
+    checkpoints: dict[str, Path],
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
 ) -> None:
+    if family == "chronos-bolt":
+        request.getfixturevalue("drawn_figures")
     student, teacher = pair(students, checkpoints, family)
     before = {name: p.shape for name, p in student.model.named_parameters()}
     lines: list[RecoveryProgress] = []
@@ -359,6 +364,7 @@ def test_recovery_lowers_the_loss_and_keeps_the_structure(
     assert result.finished
     assert result.after < 0.97 * result.before
     assert result.best_step > 0
+    assert result.note is None
     assert {name: p.shape for name, p in recovered.model.named_parameters()} == before
     assert all(p.requires_grad for p in teacher.model.parameters())
     assert {p.dtype for p in teacher.model.parameters()} == {torch.float32}  # as it came
@@ -369,7 +375,7 @@ def test_recovery_lowers_the_loss_and_keeps_the_structure(
     assert [line.step for line in lines if line.held_out is not None] == [0, 8, 16, 24]
     saved = save(recovered, tmp_path / "saved")
     # Written with the checkpoint, so that a kill leaves both or neither.
-    assert (saved / "recovery.png").stat().st_size > 5000
+    assert (saved / "recovery.png").stat().st_size > (5000 if family == "chronos-bolt" else 0)
     assert len((saved / "recovery.jsonl").read_text().splitlines()) == len(lines)
     assert not list(saved.glob(".*"))
     finish_recovery(recovered, tmp_path / "work")
@@ -385,7 +391,7 @@ def test_recovery_lowers_the_loss_and_keeps_the_structure(
 def test_a_fresh_start_leaves_no_older_checkpoint(bolt: Callable[[], Any], tmp_path: Path) -> None:
     """After one that diverged, say: nobody shall go on from that."""
     student, teacher = bolt()
-    recover_(student, teacher, short(), directory=tmp_path)
+    recover_(student, teacher, short(steps=1), directory=tmp_path)
 
     def die(line: RecoveryProgress) -> None:
         raise SystemExit
@@ -518,7 +524,7 @@ def test_a_student_without_a_plan_is_refused(checkpoints: dict[str, Path]) -> No
 
 
 @pytest.mark.parametrize(
-    "change", [{}, {"optimizer": "adamw"}, {"precision": "bf16"}, {"learning_rate": None}]
+    "change", [{"optimizer": "adamw"}, {"precision": "bf16"}, {"learning_rate": None}]
 )
 def test_stopped_and_resumed_is_bit_equal(
     change: dict[str, Any], bolt: Callable[[], Any], tmp_path: Path
@@ -603,8 +609,7 @@ print(json.dumps([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child i
 
 @dataclasses.dataclass(frozen=True)
 class Processes:
-    """What runs in other processes left behind; ``shared`` has a directory for each optimizer,
-    and one for a Chronos-2."""
+    """What runs in other processes left behind; ``shared`` has a directory for each family."""
 
     killed: Path
     killed_config: RecoveryConfig
@@ -627,7 +632,7 @@ def processes(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Processes:
     """Runs that were killed with SIGKILL after the fifth step or while they saved the fourth, and
-    three in two processes each."""
+    two in two processes each."""
     root = tmp_path_factory.mktemp("processes")
     rng = np.random.default_rng(0)
     lines = [json.dumps({"target": rng.normal(size=60).cumsum().tolist()}) for _ in range(40)]
@@ -639,7 +644,7 @@ def processes(
         series=(str(root / "series.jsonl"),),
         shuffle_series=16,
     )
-    ports = dict(zip(("adamw", "muon", "chronos-2"), free_ports(), strict=False))
+    ports = dict(zip(("chronos-bolt", "chronos-2"), free_ports(), strict=False))
 
     def models(family: str) -> dict[str, str]:
         return {"student": str(students[family]), "teacher": str(checkpoints[family])}
@@ -649,7 +654,7 @@ def processes(
         | models("chronos-bolt")
         for name, step in (("killed", 5), ("saving", -4))
     ]
-    for (name, port), rank in itertools.product(ports.items(), ("0", "1")):
+    for (family, port), rank in itertools.product(ports.items(), ("0", "1")):
         environment = {
             "RANK": rank,
             "LOCAL_RANK": rank,
@@ -658,18 +663,17 @@ def processes(
             "MASTER_PORT": port,
             "ACCELERATE_USE_CPU": "true",
         }
-        grouped = name == "chronos-2"
-        shared = half_alone() if grouped else smooth(accumulate=2, optimizer=name)
+        shared = half_alone() if family == "chronos-2" else smooth(accumulate=2)
         jobs.append({
             "config": shared.model_dump(),
-            "directory": f"shared/{name}",
+            "directory": f"shared/{family}",
             "kill_at": 99,
             "environment": environment,
-            **models("chronos-2" if grouped else "chronos-bolt"),
+            **models(family),
         })  # fmt: skip
     jobs = [{**job, "directory": str(root / job["directory"])} for job in jobs]
     _, out, err = Program((json.dumps(jobs),), root, SCRIPT).run()
-    assert json.loads(out) == [-signal.SIGKILL] * 2 + [0] * 6, err
+    assert json.loads(out) == [-signal.SIGKILL] * 2 + [0] * 4, err
     return Processes(root / "killed", config, root / "saving", root / "shared")
 
 
@@ -708,15 +712,14 @@ def test_a_run_killed_while_it_saved_goes_on_or_makes_way(
     assert [path.name for path in (left / "checkpoint").iterdir()] == ["state.safetensors"]
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_two_processes_have_the_losses_of_one(
-    optimizer: str, processes: Processes, bolt: Callable[[], Any]
+    processes: Processes, bolt: Callable[[], Any]
 ) -> None:
-    directory = processes.shared / optimizer
+    directory = processes.shared / "chronos-bolt"
     log = (directory / "log.jsonl").read_text().splitlines()
     shared = [json.loads(line) for line in log]
     alone, teacher = bolt()
-    history = recover_(alone, teacher, smooth(optimizer=optimizer)).history
+    history = recover_(alone, teacher, smooth()).history
     assert [line["step"] for line in shared] == [line.step for line in history] == [0, 3, 6]
     for line, expected in zip(shared, history, strict=True):
         assert line["held_out"] == pytest.approx(expected.held_out, rel=1e-4)
@@ -745,7 +748,7 @@ def test_two_processes_share_groups_and_series_alone(
         torch.testing.assert_close(tensor, weights(student)[name], rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ["chronos-t5", "chronos-bolt"])
 def test_a_teacher_speaks_once_of_held_out_series(
     family: str,
     students: dict[str, Path],
@@ -769,22 +772,32 @@ def test_a_teacher_speaks_once_of_held_out_series(
     assert asked == 6 + 3  # a step each, and each of three held-out batches once
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.fixture(scope="module")
+def trained_plainly() -> dict[str, dict[str, Tensor]]:
+    """Weights by family of the run that others are compared with, once it was made."""
+    return {}
+
+
+@pytest.mark.parametrize("family", ["chronos-bolt", "chronos-2"])
 @pytest.mark.parametrize("change", [{"accumulate": 2}, {"gradient_checkpointing": True}])
 def test_less_memory_keeps_results(
     family: str,
     change: dict[str, Any],
     students: dict[str, Path],
     checkpoints: dict[str, Path],
+    trained_plainly: dict[str, dict[str, Tensor]],
 ) -> None:
-    trained = []
-    for more in ({}, change):
+    def trained(**more: Any) -> dict[str, Tensor]:
         student, teacher = pair(students, checkpoints, family)
         recover_(student, teacher, short(steps=2, learning_rate=1e-3, **more))
-        trained.append(weights(student))
         assert not any("forward" in vars(module) for module in student.model.modules())
-    for name in trained[0]:
-        torch.testing.assert_close(trained[0][name], trained[1][name], rtol=1e-3, atol=1e-4)
+        return weights(student)
+
+    if family not in trained_plainly:
+        trained_plainly[family] = trained()
+    found = trained(**change)
+    for name, expected in trained_plainly[family].items():
+        torch.testing.assert_close(expected, found[name], rtol=1e-3, atol=1e-4)
 
 
 def test_the_best_weights_are_kept_and_patience_ends(bolt: Callable[[], Any]) -> None:
@@ -849,26 +862,29 @@ def test_minutes_end_a_run(bolt: Callable[[], Any], monkeypatch: pytest.MonkeyPa
 
 
 @pytest.fixture(scope="module")
-def two_steps(
-    students: dict[str, Path],
-    checkpoints: dict[str, Path],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Callable[[str, dict[str, Any]], float | None]:
-    """What is held out after two steps, by family and what is asked for; each run once."""
+def own_series(tmp_path_factory: pytest.TempPathFactory) -> tuple[str]:
+    """A file of series."""
     rng = np.random.default_rng(0)
-    file = tmp_path_factory.mktemp("two-steps") / "series.jsonl"
+    file = tmp_path_factory.mktemp("own") / "series.jsonl"
     lines = [{"target": rng.normal(size=80).cumsum().tolist()} for _ in range(40)]
     file.write_text("\n".join(map(json.dumps, lines)))
+    return (str(file),)
+
+
+@pytest.fixture(scope="module")
+def two_steps(
+    students: dict[str, Path], checkpoints: dict[str, Path]
+) -> Callable[[str, dict[str, Any]], float | None]:
+    """What is held out after two steps, by family and what is asked for; each run once."""
     known: dict[str, float | None] = {}
 
     def run(family: str, change: dict[str, Any]) -> float | None:
         key = f"{family} {change}"
         if key not in known:
-            given = change | ({"series": (str(file),)} if "series" in change else {})
             base = {"steps": 2, "truth_weight": 0.5, "evaluate_every": 2}
             student, teacher = pair(students, checkpoints, family)
             seen: list[RecoveryProgress] = []
-            result = recover_(student, teacher, short(**base | given), report=seen.append)
+            result = recover_(student, teacher, short(**base | change), report=seen.append)
             assert result.steps == 2
             known[key] = seen[-1].held_out
         return known[key]
@@ -885,30 +901,57 @@ def two_steps(
         ("chronos-bolt", {"max_grad_norm": 1e-3}),
         ("chronos-bolt", {"teacher_weight": 0.1}),
         ("chronos-bolt", {"truth_weight": 3.0}),
-        ("chronos-bolt", {"corpus": {"kernel_weight": 0}}),
-        ("chronos-bolt", {"real_series": ("aus_production",)}),
-        ("chronos-bolt", {"missing_probability": 1.0}),
         ("chronos-bolt", {"precision": "bf16"}),
         ("chronos-bolt", {"optimizer": "adamw"}),
-        ("chronos-t5", {"optimizer": "adamw"}),
-        ("chronos-2", {"optimizer": "adamw"}),
-        ("factored", {"optimizer": "adamw"}),
-        ("chronos-bolt", {"seed": 1}),
-        ("chronos-bolt", {"series": True}),
-        ("chronos-bolt", {"series": True, "synthetic_share": 0.0}),
-        ("chronos-bolt", {"series": True, "shuffle_series": 16}),
         ("chronos-t5", {"truth_weight": 3.0}),
-        ("chronos-t5", {"real_series": ()}),
-        ("chronos-bolt", {"real_series": ()}),
-        ("chronos-bolt", {"synthetic_share": 1.0}),
-        ("chronos-2", {"real_series": ()}),
+        ("chronos-bolt", {"seed": 1}),
     ],
 )  # fmt: skip
 def test_each_option_changes_the_run(
     family: str, change: dict[str, Any], two_steps: Callable[[str, dict[str, Any]], float | None]
 ) -> None:
-    others = {k: v for k, v in change.items() if k == "series"} if len(change) > 1 else {}
-    assert two_steps(family, change) != two_steps(family, others)
+    assert two_steps(family, change) != two_steps(family, {})
+
+
+def test_own_series_change_the_run(
+    own_series: tuple[str], two_steps: Callable[[str, dict[str, Any]], float | None]
+) -> None:
+    assert two_steps("chronos-bolt", {"series": own_series}) != two_steps("chronos-bolt", {})
+
+
+@pytest.mark.parametrize(
+    ("family", "change"),
+    [
+        ("chronos-bolt", {"corpus": {"kernel_weight": 0}}),
+        ("chronos-bolt", {"real_series": ("aus_production",)}),
+        ("chronos-bolt", {"real_series": ()}),
+        ("chronos-t5", {"real_series": ()}),
+        ("chronos-bolt", {"missing_probability": 1.0}),
+        ("chronos-bolt", {"synthetic_share": 1.0}),
+    ],
+)
+def test_each_option_of_the_batches_changes_them(
+    family: str, change: dict[str, Any], checkpoints: dict[str, Path]
+) -> None:
+    assert_other_batches(family, load(checkpoints[family]), {}, change)
+
+
+@pytest.mark.parametrize("change", [{"synthetic_share": 0.0}, {"shuffle_series": 16}])
+def test_each_option_of_given_series_changes_batches(
+    change: dict[str, Any], checkpoints: dict[str, Path], own_series: tuple[str]
+) -> None:
+    loaded = load(checkpoints["chronos-bolt"])
+    assert_other_batches("chronos-bolt", loaded, {"series": own_series}, change)
+
+
+def assert_other_batches(
+    family: str, loaded: LoadedModel, base: dict[str, Any], change: dict[str, Any]
+) -> None:
+    plain, other = (
+        Batches(family, short(**options).resolved(loaded)).at(1)
+        for options in (base, base | change)
+    )
+    assert not torch.equal(plain.context.nan_to_num(), other.context.nan_to_num())
 
 
 def test_frozen_embeddings_stay(bolt: Callable[[], Any], tmp_path: Path) -> None:
@@ -1385,10 +1428,6 @@ def test_recovery_without_gain_is_reported(bolt: Callable[[], Any]) -> None:
     assert result.best_step == 0
     assert result.note is not None
     assert "5.0e-02" in result.note
-    student, teacher = bolt()
-    better = recover_(student, teacher, short(steps=24, evaluate_every=8, learning_rate=1e-3))
-    assert better.best_step > 0
-    assert better.note is None
 
 
 @pytest.mark.parametrize("step", [0, 1])

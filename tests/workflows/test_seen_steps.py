@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -66,9 +67,10 @@ LITTLE: dict[str, Any] = {
 def compressed(
     checkpoints: dict[str, Path], sales: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[int], Path]:
-    """A checkpoint that was calibrated on all but so many steps of each series."""
+    """A copy of a checkpoint that was calibrated on all but so many steps of each series."""
 
-    def make(hold_out: int) -> Path:
+    @cache
+    def made(hold_out: int) -> Path:
         output = tmp_path_factory.mktemp("compressed") / "small"
         content = {
             "model": str(checkpoints["chronos-bolt"]),
@@ -86,7 +88,11 @@ def compressed(
         assert (record["series"], record["hold_out"]) == (4, hold_out)
         return output
 
-    return make
+    def copied(hold_out: int) -> Path:
+        copy = tmp_path_factory.mktemp("copied") / "small"
+        return Path(shutil.copytree(made(hold_out), copy))
+
+    return copied
 
 
 def config(suite: Path) -> EvaluationConfig:

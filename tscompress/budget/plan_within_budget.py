@@ -6,7 +6,7 @@ import copy
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -95,6 +95,7 @@ def plan_within_budget(
     }
     original = CostModel(loaded.family, loaded.model, workload, **stored)
 
+    @cache
     def narrower(width: int) -> CostModel:
         model = _of_width(loaded, width).model
         return CostModel(loaded.family, model, workload, **stored)

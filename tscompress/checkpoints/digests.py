@@ -7,6 +7,7 @@ import hashlib
 import importlib.metadata
 import json
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -65,11 +66,16 @@ def dataset_digest(dataset: EvaluationDataset) -> str:
 
 
 def code_digest(parts: Sequence[str]) -> str:
-    """SHA-256 of the source of the named modules and folders of the package."""
+    """SHA-256 of the source of the named modules and folders of the package, read once."""
+    return _code_digest(PACKAGE, tuple(parts))
+
+
+@cache
+def _code_digest(package: Path, parts: tuple[str, ...]) -> str:
     digest = hashlib.sha256()
     for part in parts:
-        for path in sorted([*PACKAGE.glob(f"{part}.py"), *PACKAGE.glob(f"{part}/**/*.py")]):
-            digest.update(f"{path.relative_to(PACKAGE).as_posix()}\n".encode())
+        for path in sorted([*package.glob(f"{part}.py"), *package.glob(f"{part}/**/*.py")]):
+            digest.update(f"{path.relative_to(package).as_posix()}\n".encode())
             digest.update(path.read_bytes())
     return digest.hexdigest()
 

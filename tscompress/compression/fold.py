@@ -60,6 +60,9 @@ from tscompress.plan.architecture import AttentionBlock
 from tscompress.plan.layer_plans import HeadPlan, HiddenPlan
 from tscompress.plan.plan import Plan
 
+#: Bytes of a model's weights, of which those that a step frees are handed back to the system.
+LARGE_MODEL = 2**26
+
 # --------------------------------------------------------------------------------------------------
 # The walk
 # --------------------------------------------------------------------------------------------------
@@ -125,6 +128,8 @@ class _Fold:
         :func:`~tscompress.compression.layer_walk.walk`.
     latent
         The projections to and from the latent of all cross-attention, once computed.
+    is_large
+        Whether freed weights are worth a walk through all of the process's memory, after each step.
     """
 
     def __init__(
@@ -142,6 +147,8 @@ class _Fold:
         self.width = None if plan.width is None else plan.width.kept
         self.ends: dict[str, Tensor] = {}
         self.latent: tuple[Tensor, Tensor] | None = None
+        weights = sum(parameter.nbytes for parameter in loaded.model.parameters())
+        self.is_large = weights >= LARGE_MODEL
         self.on_layer, self.done = on_layer, 0
 
     def run(self, original: LoadedModel | None) -> Plan:
@@ -174,7 +181,8 @@ class _Fold:
             if self.width is not None:
                 _slice_(self.loaded.model, step, self.width, self.ends)
             self._fold_step(step)
-            return_memory()
+            if self.is_large:
+                return_memory()
             self._count()
         if self.ends:
             stack, fitted = list(self.ends.items())[-1]

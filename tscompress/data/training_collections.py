@@ -34,7 +34,7 @@ def training_series(collections: Iterable[str]) -> list[FloatArray]:
             raise RecipeError(
                 f"there is no collection {name!r}; available: {', '.join(TRAINING_COLLECTIONS)}."
             )
-        series += [array for array in _collection(name) if np.isfinite(array).sum() >= 16]
+        series += _collection(name)
     return [values for values in series if not is_guarded(values)]
 
 
@@ -95,6 +95,10 @@ TRAINING_COLLECTIONS: dict[str, Collection] = {
 }
 
 
+#: Values of a series that is offered.
+_LEAST_OBSERVED = 16
+
+
 @lru_cache
 def _collection(name: str) -> tuple[FloatArray, ...]:
     file, values, keys = TRAINING_COLLECTIONS[name]
@@ -107,7 +111,7 @@ def _collection(name: str) -> tuple[FloatArray, ...]:
         for column in values:
             array = floats(group[column])
             observed = np.flatnonzero(np.isfinite(array))
-            if observed.size:
+            if observed.size >= _LEAST_OBSERVED:
                 array.setflags(write=False)  # it is handed out again and again
                 found.append(array[observed[0] : observed[-1] + 1])
     return tuple(found)

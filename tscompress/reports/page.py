@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from functools import cache
 from typing import Any
 
 import jinja2
@@ -56,8 +57,8 @@ _SECTIONS = {
 }
 
 
-def render_page(report: Report) -> str:
-    """The page of a run. Parts without measurements are omitted, with a note."""
+@cache
+def _template() -> jinja2.Template:
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("tscompress.reports"),
         # Names of models and datasets are other people's text.
@@ -74,6 +75,11 @@ def render_page(report: Report) -> str:
         "percent": percent,
         "unbroken": _UNBROKEN.split,
     }
+    return environment.get_template("report.html.j2")
+
+
+def render_page(report: Report) -> str:
+    """The page of a run. Parts without measurements are omitted, with a note."""
     parts = {**_quality(report), **_skill(report), **_forecasts(report), **_ranks(report)}
     shown = {
         "missing": report.missing,
@@ -87,7 +93,7 @@ def render_page(report: Report) -> str:
         if id_ in ("glance", "reproduce") or shown.get(id_, parts.get(id_))
     ]
     verdict, meanings = texts(report)
-    return environment.get_template("report.html.j2").render(
+    return _template().render(
         report=report,
         verdict=verdict,
         meanings=meanings,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -126,18 +127,9 @@ def write_markdown(report: Report) -> Path:
     """Write ``report.md`` into the run's directory, with the figures that lie there."""
     directory = report.result.directory
     drawn = [directory / FIGURE_FILE, *sorted((directory / PROFILE_DIRECTORY).glob("*.png"))]
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("tscompress.reports"),
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    environment.filters |= {"plain": plain, "ratio": _ratio, "kept": kept_text}
-    environment.filters |= {"pair": pair_text, "share": kept_interval}
     probes = report.result.probes
     verdict, meanings = texts(report)
-    text = environment.get_template("report.md.j2").render(
+    text = _template().render(
         report=report,
         verdict=verdict,
         meanings=meanings,
@@ -150,6 +142,20 @@ def write_markdown(report: Report) -> Path:
     path = directory / MARKDOWN_FILE
     write_text_atomically(path, f"{mark_of(text)}\n{text}")
     return path
+
+
+@cache
+def _template() -> jinja2.Template:
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("tscompress.reports"),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters |= {"plain": plain, "ratio": _ratio, "kept": kept_text}
+    environment.filters |= {"pair": pair_text, "share": kept_interval}
+    return environment.get_template("report.md.j2")
 
 
 def _covariate_rows(report: Report) -> list[CovariateRow]:
