@@ -768,7 +768,7 @@ def test_the_command(checkpoints: dict[str, Path], tmp_path: Path) -> None:
     path.write_text(yaml.safe_dump(content))
     command = ["sweep", str(path), "--output", str(tmp_path / "out"), "--max-series", "3"]
     shown = CliRunner().invoke(cli.app, command, catch_exceptions=False)
-    assert "2 points, ratios to the original" in shown.stdout
+    assert "2 points, ratios to the original" in " ".join(shown.stdout.split())
     assert str(tmp_path / "out" / "sweep.png") in shown.stdout
     assert "2/2  svd, rank 3" in shown.stderr
     again = CliRunner().invoke(cli.app, [*command, "--json"], catch_exceptions=False)
