@@ -624,11 +624,16 @@ def test_an_exported_graph_is_scored_and_timed_beside_the_models(
         model.name for model in result.bench.models[:2]
     ]
 
-    rows = make_report(result, recipe).exported
+    # Both forecast as the original does: of twice the scores of the graph the ratio is 2.
+    scores = result.exported_scores
+    twice = tuple(row.model_copy(update={"WQL": 2 * row.WQL}) for row in scores.rows)
+    worse = replace(result, exported_scores=scores.model_copy(update={"rows": twice}))
+    rows = make_report(worse, recipe).exported
     assert {"WQL", "MASE", "latency, median", "size on disk"} <= {row.label for row in rows}
     by_label = {row.label: row for row in rows}
-    wql = by_label["WQL"]
-    assert wql.exported.ratio == pytest.approx(wql.compressed.ratio, rel=1e-4)
+    wql, mase = by_label["WQL"], by_label["MASE"]
+    assert wql.exported.ratio == pytest.approx(2 * wql.compressed.ratio, rel=1e-4)
+    assert mase.exported.ratio == pytest.approx(mase.compressed.ratio, rel=1e-4)
     folded, exported = (model.bytes_on_disk for model in result.bench.models[1:])
     assert folded is not None
     assert exported == result.exported.graph_bytes
