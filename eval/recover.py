@@ -293,6 +293,9 @@ def main() -> None:
         "parameters=0.3,MINUTES[,d_model=WIDTH]: sizes by layer; 1200steps in place of MINUTES",
     )  # fmt: skip
     parser.add_argument("--seed", action="append", type=int, help="default: 0, 1 and 2")
+    parser.add_argument(
+        "--num-series", type=int, help="of a task that skill is measured on; default: 32, T5 8"
+    )
     parser.add_argument("--optimizer", choices=("adamw", "muon"), default="muon")
     parser.add_argument("--learning-rate", type=float)
     arguments = parser.parse_args()
@@ -303,6 +306,8 @@ def main() -> None:
     console = Console()
     for model in arguments.model or REFERENCES:
         bed = Testbed(model, arguments.max_series)
+        if arguments.num_series:
+            bed.probe = bed.probe.model_copy(update={"num_series": arguments.num_series})
         stem = f"{arguments.output}-{short_name(model)}"
         table = Path(f"{stem}.csv")
         frame = pd.read_csv(table, dtype={"learning rate": str}) if table.exists() else None

@@ -190,6 +190,54 @@ def test_measured_finalists_decide_the_width(
     assert len(seen) <= 4
 
 
+@any_family
+def test_a_width_is_chosen_for_sizes_by_layer(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By what a few widths lose once folded; sizes are then those for that width."""
+    original, seen = load(checkpoint), dict[int, LoadedModel]()
+    whole, loss = original.config["d_model"], Forecasts.loss
+
+    def by_width(sign: int) -> Callable[..., float]:
+        def measured(self: Forecasts, of: LoadedModel | None = None) -> float:
+            if of is None or not self.relative:
+                return loss(self, of)
+            seen[of.config["d_model"]] = of
+            return sign * of.config["d_model"]
+
+        return measured
+
+    def narrowed(sign: int) -> Plan:
+        monkeypatch.setattr(Forecasts, "loss", by_width(sign))
+        return planned(original, "parameters=0.4", layout="factored", width="auto")
+
+    smallest, largest = narrowed(1), narrowed(-1)
+    assert 1 < len(seen) <= 4
+    assert min(seen) >= max(head.head_size for head in largest.heads)
+    for small in seen.values():  # each is a fold within the budget
+        assert parameter_count(small.model) <= 0.4 * parameter_count(original.model)
+    assert smallest.width is not None
+    assert smallest.width.kept == smallest.schedule["width"] == min(seen)
+    alone = planned(original, "parameters=0.4", layout="factored", width=min(seen))
+    assert smallest == alone
+    assert (whole if largest.width is None else largest.width.kept) == max(seen)
+    # Where one checkpoint has all sizes alike, a budget chooses the width anyway.
+    options: dict[str, Any] = {"layout": "folded", "keep_width": False}
+    assert planned(original, "parameters=0.8", width="auto", **options) == planned(
+        original, "parameters=0.8", **options
+    )
+
+
+def test_the_whole_stream_may_be_the_best_for_sizes_by_layer(
+    checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sizing._Trials, "loss", lambda _, one: 0.0 if one.width is None else 1.0)
+    loaded = load(checkpoints["chronos-t5"])
+    plan = planned(loaded, "parameters=0.5", layout="factored", width="auto")
+    assert plan == planned(loaded, "parameters=0.5", layout="factored")
+    assert "width" not in plan.schedule
+
+
 @pytest.mark.parametrize(
     ("checkpoint", "measure", "layout"),
     [
@@ -594,10 +642,8 @@ def test_an_impossible_budget_is_refused_before_anything_is_measured(
     forbid("tscompress.budget.plan_within_budget.measure_sensitivity")
     forbid("tscompress.budget.plan_within_budget.fold_planned_")
     loaded = load(checkpoints["chronos-bolt"])
-    for budget, width in itertools.product(("parameters", "macs", "kv-cache"), (None, 16)):
-        smallest = (
-            "the smallest candidate" if width is None else "the smallest candidate, d_model 16"
-        )
+    for budget, width in itertools.product(("parameters", "macs", "kv-cache"), (None, 16, "auto")):
+        smallest = "the smallest candidate" + (", d_model 16" if width == 16 else "")
         with pytest.raises(PlanError, match=smallest):
             planned(loaded, f"{budget}=0.0001", layout=layout, keep_width=False, width=width)
 

@@ -103,8 +103,7 @@ def folded_candidates(
     head_sizes = [size for size in head_sizes if family.allows_head_size(full, size)]
     unit_sizes = _common_sizes(sensitivity, HIDDEN, multiple)
     candidates = []
-    given = width, 0.0, cost_model
-    for at, lost_width, costs in [given, *_widths(sensitivity, multiple, narrower)]:
+    for at, lost_width, costs in widths_of(sensitivity, cost_model, multiple, narrower, width):
         # No head has use for more dimensions than the stream that it reads.
         widest = full if at is None else max(at, head_sizes[-1])
         useful = [size for size in head_sizes if size <= widest]
@@ -126,10 +125,18 @@ def header_cost(costs: CostModel, original: CostModel) -> Costs:
     return Costs(bytes=max(0, costs.header_bytes - original.header_bytes))
 
 
-def _widths(
-    sensitivity: Sensitivity, multiple: int, narrower: Callable[[int], CostModel] | None
-) -> Iterator[tuple[int, float, CostModel]]:
-    """Narrower residual streams, the predicted loss, and the costs of a model of that width."""
+def widths_of(
+    sensitivity: Sensitivity,
+    cost_model: CostModel,
+    multiple: int,
+    narrower: Callable[[int], CostModel] | None,
+    width: int | None = None,
+) -> Iterator[tuple[int | None, float, CostModel]]:
+    """Residual-stream widths, the predicted loss of each, and the costs of a model of that width.
+
+    The first is ``width``, that of ``cost_model``; None: the original's. Others are narrower.
+    """
+    yield width, 0.0, cost_model
     if narrower is None:
         return
     for part in sensitivity.parts:

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, cached_property, partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
+from torch import nn
 
 from tscompress.benchmark.workload import Workload
 from tscompress.budget.candidate_latency import latency_of
@@ -24,6 +25,7 @@ from tscompress.budget.search import (
     Measurement,
     choose_factored,
     choose_folded,
+    choose_width_by_layer,
 )
 from tscompress.budget.sensitivity import PartKind, Sensitivity
 from tscompress.budget.window_loss import (
@@ -63,20 +65,21 @@ def plan_within_budget(
     workload: Workload | None,
     on_progress: OnProgress = silent,
     *,
-    width: int | None = None,
+    width: int | Literal["auto"] | None = None,
 ) -> Plan:
     """The fold plan of least predicted loss within a budget.
 
     Sensitivities are measured once for a model, its calibration and a given width, and then read
     from a cache. For budgets in latency or WQL a few candidates are also folded, and timed or
-    scored; for others a few of different widths, if the schedule may narrow the residual stream.
+    scored; for others a few of different widths, if the residual stream may be narrowed.
 
     Parameters
     ----------
     workload
         The ``predict`` call for MACs, key-value cache and latency; None: the default.
     width
-        The residual-stream width that sizes are chosen for, measured on a copy folded to it; None:
+        The residual-stream width that sizes are chosen for, measured on a copy folded to it;
+        ``auto``: the search chooses it, too, and by layer measures sensitivities again at it; None:
         the schedule says whether the search chooses one.
 
     Raises
@@ -84,24 +87,15 @@ def plan_within_budget(
     PlanError
         No size fits the budget, or the model cannot have the width.
     """
+    workload = workload_for(loaded, workload or Workload())
+    search = _Search(loaded, schedule, batches, fold, workload, on_progress)
+    if width == "auto":
+        width = search.best_width() if schedule.layout == "factored" else None
     if width is not None:
         check_width_beside_budget(loaded, width)
-    workload = workload_for(loaded, workload or Workload())
-    fitted, held_out = split_windows(batches)
-    held_out = with_drivers(loaded, held_out)
-    stored: dict[str, Any] = {
-        "bytes_per_number": loaded.stored_dtype.itemsize,
-        "whole": kept_whole(loaded.model, loaded.stored_dtype),
-    }
-    original = CostModel(loaded.family, loaded.model, workload, **stored)
-
-    @cache
-    def narrower(width: int) -> CostModel:
-        model = _of_width(loaded, width).model
-        return CostModel(loaded.family, model, workload, **stored)
-
-    costs = original if width is None else narrower(width)
-    trials = _Trials(loaded, schedule, fold, fitted, held_out, workload, on_progress)
+    original = search.original
+    costs = original if width is None else search.narrower(width)
+    trials = search.trials
     alike: dict[str, Any] = {"original": original, "width": width, "multiple": schedule.multiple}
     measuring: dict[str, Any] = {
         "measure_latency": trials.latency,
@@ -117,7 +111,7 @@ def plan_within_budget(
             costs,
             **alike,
             depth=schedule.depth,
-            narrower=narrower if schedule.may_narrow and width is None else None,
+            narrower=search.narrower if schedule.may_narrow and width is None else None,
         )
         measuring["measure_loss"] = measure_loss
         return choose_folded(candidates, schedule.budget, costs, original=original, **measuring)
@@ -126,15 +120,71 @@ def plan_within_budget(
     if schedule.budget.measure not in ("latency", "wql"):
         choose(unmeasured(sized, fold, layers=schedule.depth))  # refuses what no size fits
     if width is not None:
-        sized = trials.narrowed = _narrowed(loaded, width, fitted, fold, on_progress)
-    cut_from = None if sized is loaded else loaded
-    measured = _measured(
-        sized, fitted, held_out, fold, on_progress, depth=schedule.depth, original=cut_from
-    )
-    chosen = choose(measured, trials.loss)
+        sized = trials.narrowed = _narrowed(loaded, width, search.fitted, fold, on_progress)
+    chosen = choose(search.measured(sized), trials.loss)
     plan = plan_of(loaded, chosen, schedule, fold)
     record = {**plan.schedule, "found": trials.found(chosen) | _found(chosen, original)}
     return plan.model_copy(update={"schedule": record | ({"width": width} if width else {})})
+
+
+class _Search:
+    """What a search for sizes reads: windows, costs by width, and trials."""
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        schedule: PlannedSchedule,
+        batches: Sequence[ForecastBatch],
+        fold: FoldConfig,
+        workload: Workload,
+        on_progress: OnProgress,
+    ) -> None:
+        self.loaded, self.schedule, self.fold = loaded, schedule, fold
+        self.workload, self.on_progress = workload, on_progress
+        self.fitted, held_out = split_windows(batches)
+        self.held_out = with_drivers(loaded, held_out)
+        self.original = self._costs(loaded.model)
+        self.narrower = cache(lambda width: self._costs(_of_width(loaded, width).model))
+        self.trials = _Trials(
+            loaded, schedule, fold, self.fitted, self.held_out, workload, on_progress
+        )
+
+    def _costs(self, model: nn.Module) -> CostModel:
+        return CostModel(
+            self.loaded.family,
+            model,
+            self.workload,
+            bytes_per_number=self.loaded.stored_dtype.itemsize,
+            whole=kept_whole(self.loaded.model, self.loaded.stored_dtype),
+        )
+
+    def measured(self, sized: LoadedModel) -> Sensitivity:
+        """Sensitivities of the model, or of a copy that is narrower."""
+        return _measured(
+            sized,
+            self.fitted,
+            self.held_out,
+            self.fold,
+            self.on_progress,
+            depth=self.schedule.depth,
+            original=None if sized is self.loaded else self.loaded,
+        )
+
+    def best_width(self) -> int | None:
+        """Of sizes by layer; None: all of it."""
+
+        def choose(found: Sensitivity, measure_loss: Measurement | None = None) -> Candidate:
+            return choose_width_by_layer(
+                found,
+                self.original,
+                self.schedule.budget,
+                self.narrower,
+                multiple=self.schedule.multiple,
+                measure_loss=measure_loss,
+            )
+
+        choose(unmeasured(self.loaded, self.fold, layers=False))  # refuses what no size fits
+        return choose(self.measured(self.loaded), self.trials.loss).width
 
 
 def check_width_beside_budget(loaded: LoadedModel, width: int) -> None:

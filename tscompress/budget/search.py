@@ -24,6 +24,7 @@ from tscompress.budget.candidates import (
     folded_candidates,
     header_cost,
     sizes_of,
+    widths_of,
 )
 from tscompress.budget.costs import CostModel
 from tscompress.budget.part_costs import Costs, Measure
@@ -94,7 +95,23 @@ def choose_folded(
     best_first = sorted(
         fitting, key=lambda one: (one.loss, one.costs.of(measure), one.costs.parameters)
     )
-    finalists = _best_of_each_width(best_first)[:FINALISTS]
+    return _of_least_loss(_best_of_each_width(best_first), budget, original, measure_loss)
+
+
+def _of_least_loss(
+    best_first: Sequence[Candidate],
+    budget: Budget,
+    original: CostModel,
+    measure_loss: Measurement | None,
+) -> Candidate:
+    """The best once folded of candidates of different widths; all but the first few are left out.
+
+    Raises
+    ------
+    FactorizationError
+        No finalist has a finite loss.
+    """
+    finalists = best_first[:FINALISTS]
     is_whole = finalists[0].costs == original.original
     if measure_loss is None or is_whole or len(finalists) == 1:
         return finalists[0]
@@ -149,6 +166,56 @@ def choose_factored(
     )
     fitting = [one for one in stock if one.costs.of(measure) <= allowed]
     return min([chosen, *fitting], key=lambda one: (one.loss, one.costs.of(measure)))
+
+
+def choose_width_by_layer(
+    sensitivity: Sensitivity,
+    cost_model: CostModel,
+    budget: Budget,
+    narrower: Callable[[int], CostModel],
+    *,
+    multiple: int = 1,
+    measure_loss: Measurement | None = None,
+) -> Candidate:
+    """Sizes by layer at the residual-stream width that keeps most, the whole one among them.
+
+    Each width has its own sizes within the budget, by sensitivities of the whole model. The best
+    of them are folded, as in :func:`choose_folded`. None is below a head size, as heads are
+    measured whole.
+
+    Parameters
+    ----------
+    narrower
+        Gives the costs of the model at another width.
+    measure_loss
+        Of a folded candidate; None: the prediction decides.
+
+    Raises
+    ------
+    PlanError
+        No size fits the budget at any width, or the budget is in latency or WQL.
+    FactorizationError
+        No finalist has a finite loss.
+    """
+    found: list[Candidate] = []
+    smallest: list[PlanError] = []
+    heads = max(part.size for part in sensitivity.parts if part.kind in HEADS)
+    for width, lost, costs in widths_of(sensitivity, cost_model, multiple, narrower):
+        if width is not None and width < heads:
+            continue
+        within = sensitivity if width is None else sensitivity.of_width(width)
+        try:
+            one = choose_factored(
+                within, costs, budget, original=cost_model, width=width, multiple=multiple
+            )
+        except PlanError as error:
+            smallest.append(error)
+            continue
+        found.append(replace(one, loss=one.loss + lost))
+    if not found:
+        raise smallest[-1]
+    best_first = sorted(found, key=lambda one: (one.loss, one.costs.parameters))
+    return _of_least_loss(best_first, budget, cost_model, measure_loss)
 
 
 class _Step(NamedTuple):

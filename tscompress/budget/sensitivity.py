@@ -123,6 +123,19 @@ class Sensitivity(Strict):
         share = (larger - math.log(size)) / (larger - smaller)
         return costs[at - 1] + share * (costs[at] - costs[at - 1])
 
+    def of_width(self, width: int) -> Sensitivity:
+        """What is known of sizes at a narrower residual stream: ranks of an embedding end below."""
+
+        def part_of(part: Part) -> Part:
+            if part.kind != "embedding" or part.size <= width:
+                return part
+            pairs = zip(part.sizes, part.losses, strict=True)
+            below = [(size, loss) for size, loss in pairs if size < width]
+            sizes, losses = zip(*below, strict=True) if below else ((), ())
+            return part.model_copy(update={"size": width, "sizes": sizes, "losses": losses})
+
+        return self.model_copy(update={"parts": tuple(map(part_of, self.parts))})
+
     def save(self, path: str | Path) -> None:
         """Write as JSON, replacing the file in one step."""
         write_text_atomically(Path(path), self.to_json())

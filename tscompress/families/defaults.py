@@ -40,6 +40,8 @@ class FamilyDefaults:
     real_weight
         Weight of windows of the collections in the corpus of recovery; None: they are read as given
         series are, where none are given.
+    trend_weight
+        Weight of trends alone in that corpus.
     learning_rates
         Of recovery, by optimizer.
     learning_rate_when_small
@@ -68,4 +70,5 @@ class FamilyDefaults:
     learning_rate_by_distance: float | None = None
     keeps_norm_sizes: bool = False
     recovery_scheme: int = 1
+    trend_weight: float = 0.0
     loss_windows: int | None = None

@@ -23,12 +23,14 @@ from tscompress.training.windows import Bucket
 def _defaults(family: str) -> dict[str, Any]:
     """Defaults of a family, for settings that are null."""
     defaults = adapter_of(family).defaults
-    real = defaults.real_weight
+    weights = {"trend_weight": defaults.trend_weight}
+    if defaults.real_weight is not None:
+        weights["real_weight"] = defaults.real_weight
     return {
         "truth_weight": defaults.target_weight,
         "held_out_series": defaults.held_out_series,
         "buckets": tuple(Bucket(**shape._asdict()) for shape in defaults.batch_shapes),
-        "corpus": HALF_PATTERNS.model_copy(update={} if real is None else {"real_weight": real}),
+        "corpus": HALF_PATTERNS.model_copy(update=weights),
         "real_series": tuple(TRAINING_COLLECTIONS),
     }
 
@@ -95,7 +97,8 @@ class RecoveryConfig(Strict):
     corpus: CorpusConfig | None = Field(
         default=None,
         description="what is drawn; null: synthetic series, half of them repeated patterns, T5 "
-        "half real ones; another one of T5 has real ones at its real_weight",
+        "nearly half real ones and a tenth trends; another one of T5 has real ones at its "
+        "real_weight",
     )
     real_series: tuple[str, ...] | None = Field(
         default=None,

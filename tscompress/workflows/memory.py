@@ -49,9 +49,11 @@ def compression_memory_bytes(checkpoint: Checkpoint, recipe: Recipe) -> dict[str
     copies = 1 + (recipe.recover is not None) + (recipe.layers is not None)
     if isinstance(recipe.schedule, PlannedSchedule):
         width, schedule = recipe.width, recipe.schedule
-        tries_widths = schedule.may_narrow and width is None
+        tries_widths = width == "auto" or (schedule.may_narrow and width is None)
         copies += schedule.budget.measure in ("latency", "wql") or tries_widths
-        copies += isinstance(width, int) or (width is not None and width < 1)  # 1.0 is all of it
+        by_layer = schedule.layout == "factored"
+        narrows = by_layer if width == "auto" else width not in (None, 1.0)  # 1.0 is all of it
+        copies += narrows
     return {
         "process": int(psutil.Process().memory_info().rss),
         "weights": weights * copies,

@@ -143,7 +143,8 @@ class Recipe(Strict):
     )
     width: Width | None = Field(
         default=None,
-        description="with fold: new d_model; an integer from 2 is dimensions, 0.5 a share",
+        description="with fold: new d_model; an integer from 2 is dimensions, 0.5 a share, auto "
+        "what a budget by layer chooses",
     )
     layers: tuple[PositiveInt, ...] | None = Field(
         default=None, min_length=1, max_length=2,
@@ -271,8 +272,13 @@ def _fold_refusals(recipe: Recipe) -> Iterator[str]:
             "a budget for fold has a measure, such as "
             "{kind: planned, budget: {measure: parameters, ratio: 0.5}}"
         )
+    if recipe.width == "auto" and not isinstance(schedule, PlannedSchedule):
+        yield "a budget chooses the width; give one with width auto, or a number"
     if isinstance(schedule, PlannedSchedule):
         yield from _given(recipe, _CHOSEN_BY_A_BUDGET)
+        measure, by_layer = schedule.budget.measure, schedule.layout == "factored"
+        if recipe.width == "auto" and by_layer and measure in ("latency", "wql"):
+            yield f"a budget in {measure} by layer chooses no width; give a number for auto"
         yield from (
             f"a budget plans all attention; give sizes with {name} instead" for name in drops
         )
