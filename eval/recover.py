@@ -28,7 +28,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pandas as pd
 import torch
@@ -37,6 +37,7 @@ from rich.console import Console
 from testbed import (
     HELD_OUT,
     PARTS,
+    PROBES,
     RATIOS,
     REFERENCES,
     SIZES,
@@ -56,6 +57,7 @@ from tscompress.data.batch import ForecastBatch
 from tscompress.evaluation.derived import mean_of_runs
 from tscompress.evaluation.results import EvaluationResult
 from tscompress.plan.schedules import Budget, PlannedSchedule, parse_budget
+from tscompress.probing.measure import ProbeConfig
 from tscompress.training.loop import attention_for_training
 from tscompress.training.pretrain_losses import loss_function
 from tscompress.training.recovery_batches import Batches
@@ -79,13 +81,13 @@ class Trial:
     layers
         That stay in encoder and decoder; None: all.
     width
-        The residual-stream width beside a budget; None: unchanged.
+        The residual-stream width beside a budget, or ``auto``; None: unchanged.
     """
 
     size: Size | Budget
     minutes: float | None = None
     layers: tuple[int, int] | None = None
-    width: int | None = None
+    width: int | Literal["auto"] | None = None
     steps: int | None = None
 
     @classmethod
@@ -93,9 +95,8 @@ class Trial:
         sizes, _, width = text.partition(",d_model=")
         if "=" in sizes:
             budget, bound = sizes.split(",")
-            return cls(
-                parse_budget(budget), width=int(width) if width else None, **_bound_of(bound)
-            )
+            chosen: Any = width if width in ("", "auto") else int(width)
+            return cls(parse_budget(budget), width=chosen or None, **_bound_of(bound))
         head_size, ff_ratio, bound, *layers = sizes.split(",")
         size = Size(int(head_size), float(ff_ratio), int(width) if width else None)
         if not layers:
@@ -170,7 +171,7 @@ def row(
     rates = [line.series_per_second for line in result.history if line.series_per_second]
     found = {
         "model": bed.model,
-        "trial": trial.label,
+        "trial": _label(bed, trial),
         "parameters": parameter_count(recovered.model) / parameter_count(bed.original.model),
         "seed": seed,
         "series": sum(row.series_count for row in scores.rows),
@@ -188,6 +189,13 @@ def row(
         "fine-tuning series/s": fine_tuning_rate(bed.original, config),
     }
     return found, scores
+
+
+def _label(bed: Testbed, trial: Trial) -> str:
+    """Also the series of a task, where they are not those of the other tables."""
+    usual = PROBES.get(bed.original.family, ProbeConfig()).num_series
+    asked = bed.probe.num_series
+    return trial.label + ("" if asked == usual else f", {asked} series a task")
 
 
 def intervals(bed: Testbed, runs: Sequence[EvaluationResult]) -> dict[str, float]:
@@ -301,12 +309,14 @@ def main() -> None:
     arguments = parser.parse_args()
     settings = {"optimizer": arguments.optimizer, "learning_rate": arguments.learning_rate}
     seeds = arguments.seed or (0, 1, 2)
+    if arguments.num_series is not None and arguments.num_series < 1:
+        parser.error("--num-series is at least 1.")
     if HELD_OUT.seed in seeds:
         parser.error(f"--seed {HELD_OUT.seed} is that of the held-out windows; take another.")
     console = Console()
     for model in arguments.model or REFERENCES:
         bed = Testbed(model, arguments.max_series)
-        if arguments.num_series:
+        if arguments.num_series is not None:
             bed.probe = bed.probe.model_copy(update={"num_series": arguments.num_series})
         stem = f"{arguments.output}-{short_name(model)}"
         table = Path(f"{stem}.csv")

@@ -21,16 +21,17 @@ class TimeLeft:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._total: int | None = None
-        self._began, self._before = clock(), 0
+        self._began, self._before, self._done = clock(), 0, 0
 
     def after(self, done: int, total: int) -> float | None:
         """Seconds for the steps that are left; None while none was timed.
 
-        The first call, and one with another total, starts the clock: what was done before it
-        took no time here.
+        The first call, and one with another total or fewer steps done, starts the clock: what was
+        done before it took no time here.
         """
-        if total != self._total:
+        if total != self._total or done < self._done:
             self._total, self._began, self._before = total, self._clock(), done
+        self._done = done
         timed = done - self._before
         return (self._clock() - self._began) / timed * (total - done) if timed > 0 else None
 

@@ -166,6 +166,21 @@ def test_invalid_parts_are_refused(changes: dict[str, Any], message: str) -> Non
         part(**changes)
 
 
+def test_ranks_of_an_embedding_are_below_the_width() -> None:
+    ranks: dict[str, Any] = {"sizes": (192, 128, 96, 64), "losses": (0.1, 0.2, 0.3, 0.4)}
+    table = Part(name="shared", kind="embedding", size=256, **ranks)
+    units = Part(name="feed", kind="hidden", size=512, sizes=(256,), losses=(0.5,))
+    whole = Sensitivity(family="chronos-t5", base_loss=1.0, parts=(table, units))
+    assert whole.cost("shared", "embedding", 96) == 0.3
+    narrow = whole.of_width(128)
+    assert [part.sizes for part in narrow.parts] == [(96, 64), (256,)]
+    found = [narrow.cost("shared", "embedding", rank) for rank in (128, 96, 64)]
+    assert found == [0.0, 0.3, 0.4]
+    assert narrow.cost("feed", "hidden", 256) == 0.5
+    assert whole.of_width(256) == whole
+    assert whole.of_width(64).parts[0].sizes == ()
+
+
 def test_rising_is_the_nearest_monotone_sequence() -> None:
     assert rising([0.1, 0.3, 0.2, 0.25, 0.9]) == pytest.approx([0.1, 0.25, 0.25, 0.25, 0.9])
     assert rising([3.0, 2.0, 1.0]) == [2.0, 2.0, 2.0]

@@ -231,9 +231,27 @@ def test_a_width_is_chosen_for_sizes_by_layer(
 def test_the_whole_stream_may_be_the_best_for_sizes_by_layer(
     checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sizing._Trials, "loss", lambda _, one: 0.0 if one.width is None else 1.0)
-    loaded = load(checkpoints["chronos-t5"])
-    plan = planned(loaded, "parameters=0.5", layout="factored", width="auto")
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    def by_width(self: Forecasts, of: LoadedModel | None = None) -> float:
+        return -of.config["d_model"] if of is not None and self.relative else loss(self, of)
+
+    loss = Forecasts.loss
+    monkeypatch.setattr(Forecasts, "loss", by_width)
+    monkeypatch.setattr(search, "FINALISTS", 9)
+    for name in ("TSCOMPRESS_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(Path, "home", homeless)
+    loaded, done = load(checkpoints["chronos-t5"]), list[int]()
+
+    def count(stage: str, now: int, total: int) -> None:
+        if stage == "sensitivity":
+            done.append(now)
+
+    asked: dict[str, Any] = {"layout": "factored", "on_progress": count}
+    plan = planned(loaded, "parameters=0.5", width="auto", **asked)
+    assert done == sorted(done)  # measured once, also where nothing is cached
     assert plan == planned(loaded, "parameters=0.5", layout="factored")
     assert "width" not in plan.schedule
 
@@ -643,7 +661,10 @@ def test_an_impossible_budget_is_refused_before_anything_is_measured(
     forbid("tscompress.budget.plan_within_budget.fold_planned_")
     loaded = load(checkpoints["chronos-bolt"])
     for budget, width in itertools.product(("parameters", "macs", "kv-cache"), (None, 16, "auto")):
-        smallest = "the smallest candidate" + (", d_model 16" if width == 16 else "")
+        # A cache is as large at any width.
+        chosen = "" if budget == "kv-cache" else r", d_model \d"
+        narrow = {None: "", 16: ", d_model 16", "auto": chosen}
+        smallest = f"the smallest candidate{narrow[width]}"
         with pytest.raises(PlanError, match=smallest):
             planned(loaded, f"{budget}=0.0001", layout=layout, keep_width=False, width=width)
 

@@ -1415,6 +1415,11 @@ def test_time_left_follows_the_pace() -> None:
     assert left.after(5, 10) == pytest.approx(50)
     assert left.after(10, 10) == 0
     assert left.after(1, 4) is None  # other steps
+    now[0] = 30.0
+    assert left.after(2, 4) == pytest.approx(20)
+    assert left.after(0, 4) is None  # the same steps once more
+    now[0] = 31.0
+    assert left.after(1, 4) == pytest.approx(3)
 
 
 def test_long_work_tells_the_time_left_without_a_terminal(

@@ -6,7 +6,7 @@ import copy
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache, cached_property, partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -54,6 +54,7 @@ from tscompress.io.arguments import check_type
 from tscompress.linalg import even_picks
 from tscompress.plan.plan import Plan
 from tscompress.plan.schedules import PlannedSchedule
+from tscompress.plan.width import NO_WIDTH_BY_LAYER
 from tscompress.progress import OnProgress, silent
 
 
@@ -87,15 +88,15 @@ def plan_within_budget(
     PlanError
         No size fits the budget, or the model cannot have the width.
     """
+    if isinstance(width, int):
+        check_width_beside_budget(loaded, width)
     workload = workload_for(loaded, workload or Workload())
     search = _Search(loaded, schedule, batches, fold, workload, on_progress)
     if width == "auto":
         width = search.best_width() if schedule.layout == "factored" else None
-    if width is not None:
-        check_width_beside_budget(loaded, width)
     original = search.original
     costs = original if width is None else search.narrower(width)
-    trials = search.trials
+    trials = search.trials()
     alike: dict[str, Any] = {"original": original, "width": width, "multiple": schedule.multiple}
     measuring: dict[str, Any] = {
         "measure_latency": trials.latency,
@@ -128,7 +129,7 @@ def plan_within_budget(
 
 
 class _Search:
-    """What a search for sizes reads: windows, costs by width, and trials."""
+    """What a search for sizes reads: windows, costs by width, and sensitivities."""
 
     def __init__(
         self,
@@ -144,9 +145,25 @@ class _Search:
         self.fitted, held_out = split_windows(batches)
         self.held_out = with_drivers(loaded, held_out)
         self.original = self._costs(loaded.model)
-        self.narrower = cache(lambda width: self._costs(_of_width(loaded, width).model))
-        self.trials = _Trials(
-            loaded, schedule, fold, self.fitted, self.held_out, workload, on_progress
+        self._narrower: dict[int, CostModel] = {}
+        self._whole: Sensitivity | None = None
+
+    def narrower(self, width: int) -> CostModel:
+        """Costs of the model at another residual-stream width."""
+        if width not in self._narrower:
+            self._narrower[width] = self._costs(_of_width(self.loaded, width).model)
+        return self._narrower[width]
+
+    def trials(self) -> _Trials:
+        """To measure candidates; holds what the original forecasts."""
+        return _Trials(
+            self.loaded,
+            self.schedule,
+            self.fold,
+            self.fitted,
+            self.held_out,
+            self.workload,
+            self.on_progress,
         )
 
     def _costs(self, model: nn.Module) -> CostModel:
@@ -159,19 +176,34 @@ class _Search:
         )
 
     def measured(self, sized: LoadedModel) -> Sensitivity:
-        """Sensitivities of the model, or of a copy that is narrower."""
-        return _measured(
+        """Sensitivities of the model, which are measured once, or of a copy that is narrower."""
+        is_whole = sized is self.loaded
+        if is_whole and self._whole is not None:
+            return self._whole
+        found = _measured(
             sized,
             self.fitted,
             self.held_out,
             self.fold,
             self.on_progress,
             depth=self.schedule.depth,
-            original=None if sized is self.loaded else self.loaded,
+            original=None if is_whole else self.loaded,
         )
+        if is_whole:
+            self._whole = found
+        return found
 
     def best_width(self) -> int | None:
-        """Of sizes by layer; None: all of it."""
+        """Of sizes by layer; None: all of it.
+
+        Raises
+        ------
+        PlanError
+            No size fits the budget, or it is one in latency or WQL.
+        """
+        measure = self.schedule.budget.measure
+        if measure in ("latency", "wql"):
+            raise PlanError(f"{NO_WIDTH_BY_LAYER.format(measure=measure)}.")
 
         def choose(found: Sensitivity, measure_loss: Measurement | None = None) -> Candidate:
             return choose_width_by_layer(
@@ -184,7 +216,7 @@ class _Search:
             )
 
         choose(unmeasured(self.loaded, self.fold, layers=False))  # refuses what no size fits
-        return choose(self.measured(self.loaded), self.trials.loss).width
+        return choose(self.measured(self.loaded), self.trials().loss).width
 
 
 def check_width_beside_budget(loaded: LoadedModel, width: int) -> None:

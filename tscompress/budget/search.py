@@ -104,7 +104,7 @@ def _of_least_loss(
     original: CostModel,
     measure_loss: Measurement | None,
 ) -> Candidate:
-    """The best once folded of candidates of different widths; all but the first few are left out.
+    """The candidate of least measured loss among the first few, which have different widths.
 
     Raises
     ------
@@ -185,6 +185,8 @@ def choose_width_by_layer(
 
     Parameters
     ----------
+    budget
+        Neither in latency nor in WQL.
     narrower
         Gives the costs of the model at another width.
     measure_loss
@@ -193,7 +195,7 @@ def choose_width_by_layer(
     Raises
     ------
     PlanError
-        No size fits the budget at any width, or the budget is in latency or WQL.
+        No size fits the budget at any width.
     FactorizationError
         No finalist has a finite loss.
     """

@@ -124,15 +124,20 @@ class Sensitivity(Strict):
         return costs[at - 1] + share * (costs[at] - costs[at - 1])
 
     def of_width(self, width: int) -> Sensitivity:
-        """What is known of sizes at a narrower residual stream: ranks of an embedding end below."""
+        """For a narrower residual stream: ranks of an embedding are below ``width``."""
 
         def part_of(part: Part) -> Part:
             if part.kind != "embedding" or part.size <= width:
                 return part
             pairs = zip(part.sizes, part.losses, strict=True)
-            below = [(size, loss) for size, loss in pairs if size < width]
-            sizes, losses = zip(*below, strict=True) if below else ((), ())
-            return part.model_copy(update={"size": width, "sizes": sizes, "losses": losses})
+            below = [pair for pair in pairs if pair[0] < width]
+            return Part(
+                name=part.name,
+                kind=part.kind,
+                size=width,
+                sizes=tuple(size for size, _ in below),
+                losses=tuple(loss for _, loss in below),
+            )
 
         return self.model_copy(update={"parts": tuple(map(part_of, self.parts))})
 

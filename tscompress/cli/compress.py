@@ -85,7 +85,7 @@ def compress(
         typer.Option(
             metavar="DIMENSIONS|SHARE|auto",
             help="With fold: new d_model (residual-stream width), dimensions (an integer from 2) "
-            "or a share such as 0.5; auto: a budget by layer chooses it.",
+            "or a share such as 0.5; auto: a budget by layer chooses it, others do anyway.",
         ),
     ] = None,
     layers: Annotated[

@@ -66,9 +66,9 @@ class FamilyDefaults:
     held_out_series: int
     real_weight: float | None
     learning_rates: Mapping[str, float]
+    trend_weight: float = 0.0
     learning_rate_when_small: float | None = None
     learning_rate_by_distance: float | None = None
     keeps_norm_sizes: bool = False
     recovery_scheme: int = 1
-    trend_weight: float = 0.0
     loss_windows: int | None = None

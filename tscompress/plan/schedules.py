@@ -223,7 +223,7 @@ class PlannedSchedule(Strict):
     depth
         Experimental: may drop whole layers; only with ``folded``.
     keep_width
-        Keep ``d_model``, as ``factored`` does unless a width is given beside the budget.
+        Keep ``d_model``, as ``factored`` does unless a width, or ``auto``, is beside the budget.
     """
 
     kind: Literal["planned"] = "planned"

@@ -8,11 +8,15 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator
 
 _LEAST = 2
+#: Why ``auto`` is refused beside some budgets.
+NO_WIDTH_BY_LAYER = (
+    "a budget in {measure} by layer chooses no width; give a number in place of auto"
+)
 
 
 def _read_width(value: object) -> int | float | str:
     """An integer from 2, a float above 0 and at most 1, also as text, or ``auto``."""
-    if value == "auto":
+    if isinstance(value, str) and value.strip() == "auto":
         return "auto"
     number = _number(value)
     if number is not None and number >= _LEAST and number == int(number):
