@@ -306,6 +306,13 @@ TABLES = (
         18,
     ),
     Table(
+        "recover-narrower-t5",
+        "recover.py --model reference/t5 --max-series 100 --num-series 32 "
+        "--trial parameters=0.3,300steps,d_model=192 --trial parameters=0.15,800steps,d_model=128 "
+        "--output DIR/recover-narrower",
+        130,
+    ),
+    Table(
         "comparison-bolt",
         "comparison.py --model reference/bolt --smaller reference/bolt-nano --max-series 200 "
         "--seed 0 --output DIR/comparison",
