@@ -195,7 +195,7 @@ def _label(bed: Testbed, trial: Trial) -> str:
     """Also the series of a task, where they are not those of the other tables."""
     usual = PROBES.get(bed.original.family, ProbeConfig()).num_series
     asked = bed.probe.num_series
-    return trial.label + ("" if asked == usual else f", {asked} series a task")
+    return trial.label + ("" if asked == usual else f", skill of {asked} series a task")
 
 
 def intervals(bed: Testbed, runs: Sequence[EvaluationResult]) -> dict[str, float]:
