@@ -251,6 +251,7 @@ def test_the_whole_stream_may_be_the_best_for_sizes_by_layer(
 
     asked: dict[str, Any] = {"layout": "factored", "on_progress": count}
     plan = planned(loaded, "parameters=0.5", width="auto", **asked)
+    assert done
     assert done == sorted(done)  # measured once, also where nothing is cached
     assert plan == planned(loaded, "parameters=0.5", layout="factored")
     assert "width" not in plan.schedule
@@ -667,6 +668,15 @@ def test_an_impossible_budget_is_refused_before_anything_is_measured(
         smallest = f"the smallest candidate{narrow[width]}"
         with pytest.raises(PlanError, match=smallest):
             planned(loaded, f"{budget}=0.0001", layout=layout, keep_width=False, width=width)
+
+
+@pytest.mark.parametrize("budget", ["latency=0.5", "wql=1%"])
+def test_no_width_is_chosen_for_a_budget_that_is_measured(
+    checkpoints: dict[str, Path], forbid: Forbid, budget: str
+) -> None:
+    forbid("tscompress.budget.plan_within_budget.measure_sensitivity")
+    with pytest.raises(PlanError, match="by layer chooses no width; give a number"):
+        planned(load(checkpoints["chronos-bolt"]), budget, layout="factored", width="auto")
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
