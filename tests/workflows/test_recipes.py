@@ -205,6 +205,7 @@ def test_one_recipe_serves_many_models(tmp_path: Path) -> None:
         ({"fold": {"refits": "none"}}, "unknown key 'fold.refits'"),
         ({"fold": {"refit": "all"}}, "fold.refit: .*got 'all'"),
         ({"fold": {"damping": 0}}, "fold.damping: .*got 0"),
+        ({"fold": {"refit": "none", "damping": 0.1}}, "fold: damping is 0.1, and refit: none fits"),
         ({"schedule": {"kind": "budget", "parameter_ratio": 0.5}}, "budget for fold"),
         ({"feed_forward": True}, "fold sizes feed-forwards by ff_ratio"),
         (

@@ -47,7 +47,7 @@ class FoldConfig(Strict):
     damping
         Of the fit of output projections, in units of the mean eigenvalue of the moment of their
         inputs (:func:`~tscompress.linalg.least_squares`); null: the family's
-        (:class:`~tscompress.families.base.LayeredFamily`).
+        (:class:`~tscompress.families.base.LayeredFamily`). ``refit: none`` has no fit to damp.
     precision
         Of feed-forwards in forward passes; null: bfloat16 where the hardware multiplies in it.
         Attention, residual streams, moments and fits are float32 or float64.
@@ -96,6 +96,15 @@ class FoldConfig(Strict):
     def _without_removed(cls, values: Any) -> Any:
         return without_removed(values, cls._removed)
 
+    @model_validator(mode="after")
+    def _damps_a_fit(self) -> FoldConfig:
+        if self.refit == "none" and self.damping is not None:
+            raise ValueError(
+                f"damping is {self.damping:g}, and refit: none fits nothing that it would damp; "
+                "leave one out"
+            )
+        return self
+
     @property
     def dropped(self) -> tuple[str, ...]:
         """Those of :data:`~tscompress.plan.plan.DROPS` that are set."""
@@ -115,7 +124,7 @@ class FoldConfig(Strict):
                 "leave it out."
             )
         settings: dict[str, Any] = {}
-        if self.damping is None:
+        if self.damping is None and self.refit != "none":
             settings["damping"] = adapter_of_layers(loaded.family).fold_damping
         if self.precision is None:
             native = multiplies_bfloat16(next(loaded.model.parameters()).device)
