@@ -1,16 +1,15 @@
 """Sizes by layer beside the same sizes in all layers, within the same budget, without training.
 
     python eval/budgets.py --output eval/results/budgets --models results/budgets \\
-        [--model reference/bolt] [--budget parameters=0.4 --budget macs=0.3] [--arm uniform] \\
-        [--width 0.75]
+        [--model reference/bolt] [--budget parameters=0.4 --budget macs=0.3] [--arm uniform]
 
 Four ways to meet each budget, chosen by the same search from measured sensitivities (`tscompress
 compress MODEL --budget parameters=0.4`) and folded on the same calibration series: `uniform`, the
 same sizes in all layers, of which the width of the residual stream is one; `uniform, whole width`,
 the same with the stream as it was (`--keep-width`); `by layer`, sizes of their own for each layer,
-queries and values, with the stream as it was (`--layout factored`); and `by layer, narrower`, such
-sizes for a model that was folded to a part of the stream first (`--layout factored --width 0.625`;
-five eighths, or `--width`). The uniform ones are stock checkpoints, the others need tscompress.
+queries and values, of which the width is one, too (`--layout factored`); and `by layer, whole
+width`, such sizes with the stream as it was. The uniform ones are stock checkpoints, the others
+need tscompress.
 
 Every row is one of them, as it was saved, against its original: the ratios of WQL, SQL and MASE on
 the offline suite with 95 % intervals (paired bootstrap over series), the share of the original's
@@ -60,18 +59,14 @@ from tscompress.data.training_collections import TRAINING_COLLECTIONS, training_
 from tscompress.io.files import write_text_atomically
 from tscompress.plan.plan import Plan
 from tscompress.plan.schedules import Budget, PlannedSchedule, parse_budget
-from tscompress.plan.width import dimensions_of
 
-NARROWER = "by layer, narrower"
 #: What each way lets the search choose.
 ARMS: dict[str, dict[str, Any]] = {
     "uniform": {},
     "uniform, whole width": {"keep_width": True},
     "by layer": {"layout": "factored"},
-    NARROWER: {"layout": "factored"},
+    "by layer, whole width": {"layout": "factored", "keep_width": True},
 }
-#: Share of the residual stream that is kept first.
-NARROWER_WIDTH = 0.625
 BUDGETS = ("parameters=0.6", "parameters=0.4", "parameters=0.25", "macs=0.3")
 REAL = "real"
 #: On a machine with other work; the medians of fewer rounds move by a few percent.
@@ -96,18 +91,10 @@ class Trial:
 
     budget: Budget
     arm: str
-    narrower_width: float = NARROWER_WIDTH
-
-    @property
-    def label(self) -> str:
-        """The arm, and its width if that is another: rows and models of two widths are two."""
-        if self.arm != NARROWER or self.narrower_width == NARROWER_WIDTH:
-            return self.arm
-        return f"{self.arm}: {self.narrower_width:g}"
 
     @property
     def key(self) -> Key:
-        return str(self.budget), self.label
+        return str(self.budget), self.arm
 
     @property
     def schedule(self) -> PlannedSchedule:
@@ -129,11 +116,8 @@ def _changed(config: CalibrationConfig, **changes: Any) -> CalibrationConfig:
 def planned(bed: Testbed, trial: Trial, windows: Sequence[ForecastBatch]) -> Plan:
     """Sizes as `compress --budget` chooses them, for the `predict` call that is timed."""
     original = bed.original
-    width = None
-    if trial.arm == NARROWER:
-        width = dimensions_of(trial.narrower_width, original.config["d_model"])
     fold, workload = FoldConfig().resolved(original), WORKLOADS[original.family]
-    return plan_within_budget(original, trial.schedule, windows, fold, workload, width=width)
+    return plan_within_budget(original, trial.schedule, windows, fold, workload)
 
 
 def compressed(
@@ -171,7 +155,7 @@ def measure(
         small = compressed(bed, trial, windows, paths[trial.key])
         if trial.key not in found:
             plan = Plan.load(paths[trial.key] / "plan.json")
-            row = {"model": bed.model, "budget": trial.key[0], "arm": trial.label}
+            row = {"model": bed.model, "budget": trial.key[0], "arm": trial.arm}
             row |= {"sizes": sizes_text(plan), **bed.row(small.forecaster, str(trial.key))}
             found[trial.key] = row | {"loss": bed.loss_rise(small), "settings": settings}
             console.print(rounded(found[trial.key]))
@@ -252,10 +236,6 @@ def main() -> None:
         "--budget", action="append", type=parse_budget, help=f"default: {', '.join(BUDGETS)}"
     )
     parser.add_argument("--arm", action="append", choices=ARMS, help="default: all")
-    parser.add_argument(
-        "--width", type=float,
-        help=f"of '{NARROWER}': share of the stream, default {NARROWER_WIDTH}",
-    )  # fmt: skip
     parser.add_argument("--draw", type=int, default=0, help="of the calibration series: a seed")
     parser.add_argument(
         "--planned-on", choices=(MIXED, SYNTHETIC, REAL), default=MIXED,
@@ -266,9 +246,6 @@ def main() -> None:
     if arguments.draw == HELD_OUT.seed:
         parser.error(f"--draw {HELD_OUT.seed} is that of the held-out windows; take another.")
     arms = arguments.arm or ARMS
-    if arguments.width is not None and NARROWER not in arms:
-        parser.error(f"--width is of the arm '{NARROWER}'; add it, or leave out the width.")
-    width = NARROWER_WIDTH if arguments.width is None else arguments.width
     suffix = "" if arguments.planned_on == MIXED else f"-{arguments.planned_on}"
     suffix += f"-{arguments.planned_series}" if arguments.planned_series else ""
     suffix += f"-draw{arguments.draw}" if arguments.draw else ""
@@ -278,7 +255,7 @@ def main() -> None:
         arguments.model, arguments.max_series, calibration=calibration, device=arguments.device
     )
     budgets = arguments.budget or [parse_budget(text) for text in BUDGETS]
-    trials = [Trial(budget, arm, width) for budget in budgets for arm in arms]
+    trials = [Trial(budget, arm) for budget in budgets for arm in arms]
     windows = planning_windows(bed, arguments.planned_on, arguments.planned_series)
     stem, console = f"{arguments.output}-{name}", Console()
     models = arguments.models / name

@@ -28,7 +28,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pandas as pd
 import torch
@@ -81,13 +81,13 @@ class Trial:
     layers
         That stay in encoder and decoder; None: all.
     width
-        The residual-stream width beside a budget, or ``auto``; None: unchanged.
+        The residual-stream width beside a budget; None: a budget chooses it.
     """
 
     size: Size | Budget
     minutes: float | None = None
     layers: tuple[int, int] | None = None
-    width: int | Literal["auto"] | None = None
+    width: int | None = None
     steps: int | None = None
 
     @classmethod
@@ -95,8 +95,8 @@ class Trial:
         sizes, _, width = text.partition(",d_model=")
         if "=" in sizes:
             budget, bound = sizes.split(",")
-            chosen: Any = width if width in ("", "auto") else int(width)
-            return cls(parse_budget(budget), width=chosen or None, **_bound_of(bound))
+            chosen = int(width) if width else None
+            return cls(parse_budget(budget), width=chosen, **_bound_of(bound))
         head_size, ff_ratio, bound, *layers = sizes.split(",")
         size = Size(int(head_size), float(ff_ratio), int(width) if width else None)
         if not layers:

@@ -244,23 +244,16 @@ TABLES = (
         "budgets-t5",
         "budgets.py --model reference/t5 --max-series 100 --budget parameters=0.7 "
         "--budget parameters=0.5 --budget parameters=0.35 --budget parameters=0.25 --arm uniform "
-        "--arm 'by layer' --output DIR/budgets --models DIR/budgets-models",
+        "--arm 'by layer' --arm 'by layer, whole width' --output DIR/budgets "
+        "--models DIR/budgets-models",
         65,
     ),
     Table(
         "budgets-chronos2",
         "budgets.py --model reference/chronos2 --budget parameters=0.7 --budget parameters=0.6 "
         "--budget parameters=0.4 --budget parameters=0.25 --arm uniform "
-        "--arm 'uniform, whole width' --arm 'by layer' --output DIR/budgets "
-        "--models DIR/budgets-models",
+        "--output DIR/budgets --models DIR/budgets-models",
         25,
-    ),
-    Table(
-        "budgets-narrower-chronos2",
-        "budgets.py --model reference/chronos2 --budget parameters=0.6 --budget parameters=0.4 "
-        "--budget parameters=0.25 --arm 'by layer, narrower' --width 0.75 "
-        "--output DIR/budgets-narrower --models DIR/budgets-narrower-models",
-        30,
     ),
     Table("shapes", "shapes.py --threads 2 --output DIR/shapes", 10, threads=2, has_quick=True),
     Table(

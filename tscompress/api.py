@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
 from pathlib import Path
-from typing import Any, Literal, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 
@@ -99,7 +99,7 @@ def compress(
     ff_ratio: float | None = None,
     latent: int | None = None,
     embedding_rank: int | None = None,
-    width: int | float | Literal["auto"] | None = None,
+    width: int | float | None = None,
     layers: int | tuple[int, int] | None = None,
     schedule: Schedule | PlannedSchedule | tuple[float, float] | str | None = None,
     budget: float | str | Budget | PlannedSchedule | None = None,
@@ -149,8 +149,9 @@ def compress(
         keeps it, an integer 1 is refused). The principal directions of most energy are kept. A
         stock checkpoint, if nothing beside it makes another. A budget beside it, without
         keep_width and depth, chooses all other sizes for the narrower model; by layer, that is a
-        factored checkpoint. ``"auto"``: such a budget chooses the width, too: it folds to a few of
-        them and takes the one of least loss on held-out series.
+        factored checkpoint. Without it a budget, but for one in latency or WQL by layer, chooses
+        the width, too: it folds to a few of them and takes the one of least loss on held-out
+        series.
     layers
         Experimental, with fold, but not with a budget: number of layers to keep in the encoder and
         in the decoder; one number is for both. The others are dropped one by one: always the one

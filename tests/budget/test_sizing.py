@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -74,8 +73,7 @@ def batches_of(loaded: LoadedModel) -> list[ForecastBatch]:
 def planned(loaded: LoadedModel, budget: str, **options: Any) -> Plan:
     progress = options.pop("on_progress", lambda stage, done, total: None)
     width = options.pop("width", None)
-    keeps = options.get("layout", "folded") == "folded"
-    schedule = PlannedSchedule(budget=parse_budget(budget), **{"keep_width": keeps} | options)
+    schedule = PlannedSchedule(budget=parse_budget(budget), **{"keep_width": True} | options)
     return sizing.plan_within_budget(
         loaded, schedule, batches_of(loaded), FOLD, WORKLOAD, progress, width=width
     )
@@ -209,8 +207,9 @@ def test_a_width_is_chosen_for_sizes_by_layer(
 
     def narrowed(sign: int) -> Plan:
         monkeypatch.setattr(Forecasts, "loss", by_width(sign))
-        return planned(original, "parameters=0.4", layout="factored", width="auto")
+        return planned(original, "parameters=0.4", layout="factored", keep_width=False)
 
+    monkeypatch.setattr(search, "NEAR", math.inf)
     smallest, largest = narrowed(1), narrowed(-1)
     assert 1 < len(seen) <= 4
     assert min(seen) >= max(head.head_size for head in largest.heads)
@@ -218,14 +217,13 @@ def test_a_width_is_chosen_for_sizes_by_layer(
         assert parameter_count(small.model) <= 0.4 * parameter_count(original.model)
     assert smallest.width is not None
     assert smallest.width.kept == smallest.schedule["width"] == min(seen)
-    alone = planned(original, "parameters=0.4", layout="factored", width=min(seen))
-    assert smallest == alone
+    asked: dict[str, Any] = {"layout": "factored", "keep_width": False}
+    assert smallest == planned(original, "parameters=0.4", width=min(seen), **asked)
     assert (whole if largest.width is None else largest.width.kept) == max(seen)
-    # Where one checkpoint has all sizes alike, a budget chooses the width anyway.
-    options: dict[str, Any] = {"layout": "folded", "keep_width": False}
-    assert planned(original, "parameters=0.8", width="auto", **options) == planned(
-        original, "parameters=0.8", **options
-    )
+    seen.clear()
+    monkeypatch.setattr(search, "NEAR", 1.0)
+    assert narrowed(1).width == narrowed(-1).width  # as predicted,
+    assert not seen  # and nothing else is near
 
 
 def test_the_whole_stream_may_be_the_best_for_sizes_by_layer(
@@ -240,6 +238,7 @@ def test_the_whole_stream_may_be_the_best_for_sizes_by_layer(
     loss = Forecasts.loss
     monkeypatch.setattr(Forecasts, "loss", by_width)
     monkeypatch.setattr(search, "FINALISTS", 9)
+    monkeypatch.setattr(search, "NEAR", math.inf)
     for name in ("TSCOMPRESS_CACHE", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(Path, "home", homeless)
@@ -250,10 +249,12 @@ def test_the_whole_stream_may_be_the_best_for_sizes_by_layer(
             done.append(now)
 
     asked: dict[str, Any] = {"layout": "factored", "on_progress": count}
-    plan = planned(loaded, "parameters=0.5", width="auto", **asked)
+    plan = planned(loaded, "parameters=0.5", keep_width=False, **asked)
     assert done
     assert done == sorted(done)  # measured once, also where nothing is cached
-    assert plan == planned(loaded, "parameters=0.5", layout="factored")
+    kept = planned(loaded, "parameters=0.5", layout="factored")
+    assert plan.schedule | {"keep_width": True} == kept.schedule
+    assert plan == kept.model_copy(update={"schedule": plan.schedule})
     assert "width" not in plan.schedule
 
 
@@ -661,22 +662,23 @@ def test_an_impossible_budget_is_refused_before_anything_is_measured(
     forbid("tscompress.budget.plan_within_budget.measure_sensitivity")
     forbid("tscompress.budget.plan_within_budget.fold_planned_")
     loaded = load(checkpoints["chronos-bolt"])
-    for budget, width in itertools.product(("parameters", "macs", "kv-cache"), (None, 16, "auto")):
+    for budget in ("parameters", "macs", "kv-cache"):
         # A cache is as large at any width.
         chosen = "" if budget == "kv-cache" else r", d_model \d"
-        narrow = {None: "", 16: ", d_model 16", "auto": chosen}
-        smallest = f"the smallest candidate{narrow[width]}"
-        with pytest.raises(PlanError, match=smallest):
-            planned(loaded, f"{budget}=0.0001", layout=layout, keep_width=False, width=width)
+        for narrow, options in (
+            (chosen, {"keep_width": False}),
+            ("", {"keep_width": True}),
+            (", d_model 16", {"width": 16}),
+        ):
+            with pytest.raises(PlanError, match=f"the smallest candidate{narrow}"):
+                planned(loaded, f"{budget}=0.0001", layout=layout, **options)
 
 
 @pytest.mark.parametrize("budget", ["latency=0.5", "wql=1%"])
-def test_no_width_is_chosen_for_a_budget_that_is_measured(
-    checkpoints: dict[str, Path], forbid: Forbid, budget: str
-) -> None:
-    forbid("tscompress.budget.plan_within_budget.measure_sensitivity")
-    with pytest.raises(PlanError, match="by layer chooses no width; give a number"):
-        planned(load(checkpoints["chronos-bolt"]), budget, layout="factored", width="auto")
+def test_no_width_is_chosen_for_sizes_by_layer_that_are_measured(budget: str) -> None:
+    for layout in LAYOUTS:
+        schedule = PlannedSchedule(budget=parse_budget(budget), layout=layout)
+        assert schedule.may_narrow == (layout == "folded")
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -468,20 +468,13 @@ def test_invalid_widths_are_refused(checkpoint: Path) -> None:
             tscompress.compress(checkpoint, width=width)
     with pytest.raises(RecipeError, match="width"):
         tscompress.compress(checkpoint, width=0)
-    with pytest.raises(RecipeError, match="what a budget chooses; give a budget"):
-        tscompress.compress(checkpoint, width="auto", rank=2)
-    with pytest.raises(UsageError, match=r"a number of dimensions, .* or auto beside a budget"):
+    with pytest.raises(UsageError, match=r"a number of dimensions, .* or a share of d_model"):
         tscompress.compress(checkpoint, width="most", budget="parameters=0.5")  # type: ignore[arg-type]
-    for measure in ("latency=0.5", "wql=1%"):
-        by_layer = PlannedSchedule(budget=measure, layout="factored")  # type: ignore[arg-type]
-        with pytest.raises(RecipeError, match=f"{measure[:3]}.* by layer chooses no width"):
-            tscompress.compress(checkpoint, width="auto", budget=by_layer)
     with pytest.raises(RecipeError, match="width is for fold"):
         tscompress.compress(checkpoint, method="svd", rank=2, width=WIDTH)
     schedule = PlannedSchedule(budget="parameters=0.5", keep_width=True)  # type: ignore[arg-type]
-    for width in (WIDTH, "auto"):
-        with pytest.raises(RecipeError, match="keep_width"):
-            tscompress.compress(checkpoint, budget=schedule, width=width)  # type: ignore[arg-type]
+    with pytest.raises(RecipeError, match="keep_width"):
+        tscompress.compress(checkpoint, budget=schedule, width=WIDTH)
     with pytest.raises(PlanError, match=f"width {D_MODEL} .* d_model"):
         tscompress.compress(checkpoint, budget="parameters=0.5", width=D_MODEL)
     plan = fold_plan(load(checkpoint).model, load(checkpoint).architecture, width=WIDTH)
@@ -564,8 +557,6 @@ def test_plans_that_do_not_fit_change_no_weight(checkpoint: Path) -> None:
 
 @two_stacks
 def test_streams_of_two_widths_are_not_compared(checkpoint: Path) -> None:
-    with pytest.raises(UsageError, match="keep_width"):
-        tscompress.compress(checkpoint, budget="parameters=0.5", layout="factored", keep_width=True)
     narrow = tscompress.compress(checkpoint, width=WIDTH, calibration=CALIBRATION, fold=FOLD)
     narrow.plan = None  # of one that nothing says was narrowed
     with pytest.raises(UsageError, match=r"d_model 12 .* 24"):
@@ -610,16 +601,14 @@ def test_labels_have_the_width(checkpoints: dict[str, Path]) -> None:
         {"rank": [4], "width": [12]},
         {"width": [0.5, 1.0]},  # 1.0 changes nothing
         {"budget": ["parameters=0.5"], "keep_width": True},
-        {"budget": ["parameters=0.5"], "width": ["auto"], "layout": "factored"},
-        {"budget": ["parameters=0.6"], "width": ["auto", None]},  # the layout chooses it anyway
+        {"budget": ["parameters=0.5"], "keep_width": True, "layout": "factored"},
     ]
     points = points_of(SweepRecipe.model_validate({"model": "m", "output": "o", "grid": grid}))
     assert [point.label for point in points] == [
         "fold, d_kv 4, d_model 12",
         "fold, d_model 50%",
         "fold, parameters=0.5, width kept",
-        "fold, parameters=0.5, d_model auto, factored",
-        "fold, parameters=0.6",
+        "fold, parameters=0.5, factored, width kept",
     ]
 
 

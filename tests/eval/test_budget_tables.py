@@ -74,8 +74,7 @@ def test_every_way_meets_the_budget_and_a_run_started_again_measures_only_costs(
     assert (frame["parameters"] <= 0.6).all()
     assert frame[["MACs", "bytes", "memory", "latency", "CPU time"]].gt(0).all(axis=None)
     sizes = dict(zip(frame["arm"], frame["sizes"], strict=True))
-    assert not any("d_model" in sizes[arm] for arm in ("uniform, whole width", "by layer"))
-    assert sizes[budgets.NARROWER].startswith("d_model 15, ")
+    assert not any("d_model" in sizes[arm] for arm in budgets.ARMS if "whole width" in arm)
     text = budgets.markdown(frame)
     assert len({line.count("|") for line in text.splitlines()}) == 1
     monkeypatch.setattr(type(bed), "row", None)  # nothing is scored again
@@ -108,31 +107,6 @@ def test_a_row_that_is_missing_is_measured(
     assert "own" not in fresh
 
 
-def test_rows_and_models_of_another_width_are_others(
-    budgets: Any, bed: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(budgets, "costs_of", unmeasured)
-    table, windows = tmp_path / "b.csv", budgets.planning_windows(bed, "mixed")
-    budget = parse_budget("parameters=0.6")
-    for width in (budgets.NARROWER_WIDTH, 0.75):
-        trial = budgets.Trial(budget, budgets.NARROWER, width)
-        frame = budgets.measure(bed, [trial], windows, tmp_path, table, QUIET)
-        frame.to_csv(table, index=False)
-    assert [sizes.split(",")[0] for sizes in frame["sizes"]] == ["d_model 18", "d_model 15"]
-    assert frame["arm"].nunique() == 2
-    assert budgets.Trial(budget, "uniform", 0.75).key == budgets.Trial(budget, "uniform").key
-
-
-def test_a_width_without_its_arm_is_refused(
-    budgets: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    options = ["--output", "o", "--models", "m", "--arm", "uniform", "--width", "0.75"]
-    monkeypatch.setattr("sys.argv", ["budgets.py", *options])
-    with pytest.raises(SystemExit):
-        budgets.main()
-    assert "--width" in capsys.readouterr().err.splitlines()[-1]
-
-
 def test_real_windows_hold_no_synthetic_series(budgets: Any, bed: Any) -> None:
     """Another mixture of synthetic series draws other windows, but of real ones the same."""
 
@@ -154,6 +128,6 @@ def test_sizes_by_layer_are_told_by_their_ends(budgets: Any, bed: Any) -> None:
         trial.arm: budgets.sizes_text(budgets.planned(bed, trial, windows))
         for trial in trials_of(budgets)
     }
-    assert "values" in texts["by layer"]
+    assert "values" in texts["by layer, whole width"]
     assert "d_kv" in texts["uniform"]
     assert "–" not in texts["uniform"]

@@ -80,6 +80,14 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True)
+def _one_environment() -> Iterator[None]:
+    """Datasets that are mapped put a copy in the place of ``os.environ``, which rich never sees."""
+    environment = os.environ
+    yield
+    os.environ = environment  # noqa: B003  # the object itself
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _no_bars() -> None:
     """A command says so before it imports transformers; here that has happened already."""

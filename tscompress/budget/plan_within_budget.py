@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
@@ -54,7 +54,6 @@ from tscompress.io.arguments import check_type
 from tscompress.linalg import even_picks
 from tscompress.plan.plan import Plan
 from tscompress.plan.schedules import PlannedSchedule
-from tscompress.plan.width import NO_WIDTH_BY_LAYER
 from tscompress.progress import OnProgress, silent
 
 
@@ -66,7 +65,7 @@ def plan_within_budget(
     workload: Workload | None,
     on_progress: OnProgress = silent,
     *,
-    width: int | Literal["auto"] | None = None,
+    width: int | None = None,
 ) -> Plan:
     """The fold plan of least predicted loss within a budget.
 
@@ -79,21 +78,21 @@ def plan_within_budget(
     workload
         The ``predict`` call for MACs, key-value cache and latency; None: the default.
     width
-        The residual-stream width that sizes are chosen for, measured on a copy folded to it;
-        ``auto``: the search chooses it, too, and by layer measures sensitivities again at it; None:
-        the schedule says whether the search chooses one.
+        The residual-stream width that sizes are chosen for, measured on a copy folded to it; None:
+        the schedule says whether the search chooses one, and by layer it then measures
+        sensitivities again at that width.
 
     Raises
     ------
     PlanError
         No size fits the budget, or the model cannot have the width.
     """
-    if isinstance(width, int):
+    if width is not None:
         check_width_beside_budget(loaded, width)
     workload = workload_for(loaded, workload or Workload())
     search = _Search(loaded, schedule, batches, fold, workload, on_progress)
-    if width == "auto":
-        width = search.best_width() if schedule.layout == "factored" else None
+    if width is None and schedule.layout == "factored" and schedule.may_narrow:
+        width = search.best_width()
     original = search.original
     costs = original if width is None else search.narrower(width)
     trials = search.trials()
@@ -118,7 +117,7 @@ def plan_within_budget(
         return choose_folded(candidates, schedule.budget, costs, original=original, **measuring)
 
     sized = loaded if width is None else _of_width(loaded, width)
-    if schedule.budget.measure not in ("latency", "wql"):
+    if not schedule.budget.is_measured:
         choose(unmeasured(sized, fold, layers=schedule.depth))  # refuses what no size fits
     if width is not None:
         sized = trials.narrowed = _narrowed(loaded, width, search.fitted, fold, on_progress)
@@ -199,11 +198,8 @@ class _Search:
         Raises
         ------
         PlanError
-            No size fits the budget, or it is one in latency or WQL.
+            No size fits the budget.
         """
-        measure = self.schedule.budget.measure
-        if measure in ("latency", "wql"):
-            raise PlanError(f"{NO_WIDTH_BY_LAYER.format(measure=measure)}.")
 
         def choose(found: Sensitivity, measure_loss: Measurement | None = None) -> Candidate:
             return choose_width_by_layer(

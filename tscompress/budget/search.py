@@ -36,6 +36,9 @@ from tscompress.plan.schedules import Budget
 Measurement = Callable[[Candidate], float]
 #: Most candidates that are folded to choose among residual-stream widths.
 FINALISTS = 4
+#: Of sizes by layer those are folded whose predicted loss is at most this many times the least:
+#: predictions had the order of folded losses (eval/notes/folding.md).
+NEAR = 1.5
 OnMeasured = Callable[[Candidate, float], None]
 
 
@@ -179,9 +182,9 @@ def choose_width_by_layer(
 ) -> Candidate:
     """Sizes by layer at the residual-stream width that keeps most, the whole one among them.
 
-    Each width has its own sizes within the budget, by sensitivities of the whole model. The best
-    of them are folded, as in :func:`choose_folded`. None is below a head size, as heads are
-    measured whole.
+    Each width has its own sizes within the budget, by sensitivities of the whole model. Those
+    predicted to lose at most :data:`NEAR` times the least are folded, as in :func:`choose_folded`.
+    None is below a head size, as heads are measured whole.
 
     Parameters
     ----------
@@ -217,7 +220,8 @@ def choose_width_by_layer(
     if not found:
         raise smallest[-1]
     best_first = sorted(found, key=lambda one: (one.loss, one.costs.parameters))
-    return _of_least_loss(best_first, budget, cost_model, measure_loss)
+    near = [one for one in best_first[1:] if one.loss <= NEAR * best_first[0].loss]
+    return _of_least_loss([best_first[0], *near], budget, cost_model, measure_loss)
 
 
 class _Step(NamedTuple):

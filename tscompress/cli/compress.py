@@ -83,9 +83,9 @@ def compress(
     width: Annotated[
         str | None,
         typer.Option(
-            metavar="DIMENSIONS|SHARE|auto",
+            metavar="DIMENSIONS|SHARE",
             help="With fold: new d_model (residual-stream width), dimensions (an integer from 2) "
-            "or a share such as 0.5; auto: a budget by layer chooses it, others do anyway.",
+            "or a share such as 0.5.",
         ),
     ] = None,
     layers: Annotated[

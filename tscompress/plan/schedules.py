@@ -63,6 +63,11 @@ class Budget(Strict):
             raise ValueError(f"{self.measure} takes {' or '.join(takes)}, got {got}")
         return self
 
+    @property
+    def is_measured(self) -> bool:
+        """Whether a candidate is timed or scored to see if it fits; the others are counted."""
+        return self.measure in ("latency", "wql")
+
     def __str__(self) -> str:
         """The text that :func:`parse_budget` reads."""
         if self.limit is not None:
@@ -223,7 +228,7 @@ class PlannedSchedule(Strict):
     depth
         Experimental: may drop whole layers; only with ``folded``.
     keep_width
-        Keep ``d_model``, as ``factored`` does unless a width, or ``auto``, is beside the budget.
+        Keep ``d_model``, as ``factored`` does anyway for a budget in latency or WQL.
     """
 
     kind: Literal["planned"] = "planned"
@@ -234,7 +239,7 @@ class PlannedSchedule(Strict):
     multiple: Literal[1, 8, 16] = Field(default=1, description="sizes that suit the hardware")
     depth: bool = Field(default=False, description="experimental: may drop whole layers")
     keep_width: bool = Field(
-        default=False, description="with layout folded: keep d_model, as factored does"
+        default=False, description="keep d_model, which a budget otherwise chooses, too"
     )
 
     @field_validator("budget", mode="before")
@@ -251,14 +256,13 @@ class PlannedSchedule(Strict):
     def _layout_allows(self) -> PlannedSchedule:
         if self.depth and self.layout == "factored":
             raise ValueError("depth goes with the folded layout only")
-        if self.keep_width and self.layout == "factored":
-            raise ValueError("the factored layout keeps the width anyway; leave out keep_width")
         return self
 
     @property
     def may_narrow(self) -> bool:
         """Whether it may choose another ``d_model``."""
-        return self.layout == "folded" and not self.keep_width
+        by_layer = self.layout == "factored"
+        return not (self.keep_width or (by_layer and self.budget.is_measured))
 
 
 _Tagged = Annotated[Schedule | PlannedSchedule, Field(discriminator="kind")]

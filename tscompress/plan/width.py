@@ -1,23 +1,17 @@
-"""A new residual-stream width: dimensions, a share of the model's ``d_model``, or ``auto``."""
+"""A new residual-stream width: dimensions, or a share of the model's ``d_model``."""
 
 from __future__ import annotations
 
 from numbers import Integral
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import BeforeValidator
 
 _LEAST = 2
-#: Why ``auto`` is refused beside some budgets.
-NO_WIDTH_BY_LAYER = (
-    "a budget in {measure} by layer chooses no width; give a number in place of auto"
-)
 
 
-def _read_width(value: object) -> int | float | str:
-    """An integer from 2, a float above 0 and at most 1, also as text, or ``auto``."""
-    if isinstance(value, str) and value.strip() == "auto":
-        return "auto"
+def _read_width(value: object) -> int | float:
+    """An integer from 2, or a float above 0 and at most 1, also as text."""
     number = _number(value)
     if number is not None and number >= _LEAST and number == int(number):
         return int(number)
@@ -26,8 +20,8 @@ def _read_width(value: object) -> int | float | str:
     if number == 1:
         raise ValueError("1 could be a dimension or a share; give 1.0 for all of d_model")
     raise ValueError(
-        "a width is a number of dimensions, an integer of at least 2, a share of d_model, "
-        "above 0 and at most 1.0, or auto beside a budget"
+        "a width is a number of dimensions, an integer of at least 2, or a share of d_model, "
+        "above 0 and at most 1.0"
     )
 
 
@@ -50,9 +44,8 @@ def _number(value: object) -> int | float | None:
         return None
 
 
-#: An integer from 2 counts dimensions; a float in (0, 1] is a share of ``d_model``; ``auto`` is
-#: what a budget chooses.
-Width = Annotated[int | float | Literal["auto"], BeforeValidator(_read_width)]
+#: An integer from 2 counts dimensions; a float in (0, 1] is a share of ``d_model``.
+Width = Annotated[int | float, BeforeValidator(_read_width)]
 
 
 def dimensions_of(width: int | float, d_model: int) -> int | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal
 
 from tscompress.budget.layer_removal import layers_that_stay
 from tscompress.budget.plan_within_budget import plan_within_budget
@@ -27,9 +26,8 @@ def chosen_fold_plan(
 ) -> Plan:
     """The fold plan of a recipe; ``batches`` are for measurements."""
     if isinstance(schedule := recipe.schedule, PlannedSchedule):
-        width: int | Literal["auto"] | None
-        width = "auto" if recipe.width == "auto" else width_of(loaded, recipe)
-        if recipe.width is not None and width is None and schedule.layout == "folded":
+        width = width_of(loaded, recipe)
+        if recipe.width is not None and width is None:
             schedule = schedule.model_copy(update={"keep_width": True})  # a share of all
         return plan_within_budget(
             loaded, schedule, batches, recipe.fold, recipe.bench, on_progress, width=width
@@ -66,6 +64,6 @@ def named_fold_plan(loaded: LoadedModel, recipe: Recipe) -> Plan:
 
 def width_of(loaded: LoadedModel, recipe: Recipe) -> int | None:
     """Dimensions of the residual stream that a recipe names, if it does."""
-    if recipe.width is None or recipe.width == "auto":
+    if recipe.width is None:
         return None
     return dimensions_of(recipe.width, loaded.config["d_model"])

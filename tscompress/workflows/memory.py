@@ -34,7 +34,7 @@ def compression_memory_bytes(checkpoint: Checkpoint, recipe: Recipe) -> dict[str
     ``process``: the interpreter and the libraries, as measured now. ``weights``: those of the model
     in float32, with ``recover`` also the original's, with ``layers`` or a budget in latency or WQL,
     or one that may narrow the stream, those of measured candidates, and with a width beside a
-    budget, which is not ``auto``, those of the narrower model.
+    budget those of the narrower model.
     ``work``: the largest working memory; with a budget in latency also the cache of a timed
     forecast, where that is more. For a recovery see
     :func:`tscompress.training.recovery_memory.memory_bytes`.
@@ -49,10 +49,8 @@ def compression_memory_bytes(checkpoint: Checkpoint, recipe: Recipe) -> dict[str
     copies = 1 + (recipe.recover is not None) + (recipe.layers is not None)
     if isinstance(recipe.schedule, PlannedSchedule):
         width, schedule = recipe.width, recipe.schedule
-        tries_widths = width == "auto" or (schedule.may_narrow and width is None)
-        copies += schedule.budget.measure in ("latency", "wql") or tries_widths
-        if not isinstance(width, str):
-            copies += width not in (None, 1.0)  # 1.0 is all of it
+        copies += schedule.budget.is_measured or (schedule.may_narrow and width is None)
+        copies += width not in (None, 1.0)  # 1.0 is all of it
     return {
         "process": int(psutil.Process().memory_info().rss),
         "weights": weights * copies,

@@ -41,7 +41,7 @@ from tscompress.io.untrusted import (
 )
 from tscompress.plan.plan import DROPS
 from tscompress.plan.schedules import AnySchedule, Method, PlannedSchedule, RankSchedule
-from tscompress.plan.width import NO_WIDTH_BY_LAYER, Width
+from tscompress.plan.width import Width
 from tscompress.probing.measure import ProbeConfig
 from tscompress.profiling.measure import DEFAULT_EPSILONS, SMALLEST_EPSILON
 from tscompress.training.pretrain_recipe import PretrainRecipe
@@ -143,8 +143,7 @@ class Recipe(Strict):
     )
     width: Width | None = Field(
         default=None,
-        description="with fold: new d_model; an integer from 2 is dimensions, 0.5 a share; auto: "
-        "a budget by layer chooses it, others do anyway",
+        description="with fold: new d_model; an integer from 2 is dimensions, 0.5 a share",
     )
     layers: tuple[PositiveInt, ...] | None = Field(
         default=None, min_length=1, max_length=2,
@@ -272,19 +271,12 @@ def _fold_refusals(recipe: Recipe) -> Iterator[str]:
             "a budget for fold has a measure, such as "
             "{kind: planned, budget: {measure: parameters, ratio: 0.5}}"
         )
-    if recipe.width == "auto" and not isinstance(schedule, PlannedSchedule):
-        yield "width auto is what a budget chooses; give a budget, or a number in place of auto"
     if isinstance(schedule, PlannedSchedule):
         yield from _given(recipe, _CHOSEN_BY_A_BUDGET)
-        measure, by_layer = schedule.budget.measure, schedule.layout == "factored"
-        if recipe.width == "auto" and by_layer and measure in ("latency", "wql"):
-            yield NO_WIDTH_BY_LAYER.format(measure=measure)
         yield from (
             f"a budget plans all attention; give sizes with {name} instead" for name in drops
         )
-        if recipe.width == "auto" and schedule.keep_width:
-            yield "width auto chooses d_model, and keep_width keeps it; leave one of them out"
-        elif recipe.width not in (None, "auto") and (schedule.keep_width or schedule.depth):
+        if recipe.width is not None and (schedule.keep_width or schedule.depth):
             yield "a width with a budget says what d_model is; leave out keep_width and depth"
         if schedule.layout == "folded" and recipe.fold.frequencies == "free":
             yield "free frequencies make a factored checkpoint; give layout: factored with them"

@@ -78,7 +78,7 @@ class Grid(Strict):
     latent: tuple[int | None, ...] = Field(default=(None,), min_length=1)
     embedding_rank: tuple[int | None, ...] = Field(default=(None,), min_length=1)
     width: tuple[Width | None, ...] = Field(
-        default=(None,), min_length=1, description="dimensions, a share of d_model: 0.5, or auto"
+        default=(None,), min_length=1, description="dimensions, or a share of d_model: 0.5"
     )
     layers: tuple[tuple[PositiveInt, ...] | None, ...] = Field(
         default=(None,), min_length=1, description="that stay: [ENCODER, DECODER], or [BOTH]"
@@ -114,8 +114,6 @@ class Grid(Strict):
                 # Beside a budget the whole width says that it may not choose one.
                 if chosen[share] == 1 and not (share == "width" and chosen["budget"]):
                     chosen[share] = None
-            if chosen["width"] == "auto" and chosen["budget"] and self.layout != "factored":
-                chosen["width"] = None  # it is chosen anyway
             yield {name: value for name, value in chosen.items() if value is not None}
 
 
