@@ -81,7 +81,7 @@ class Trial:
     layers
         That stay in encoder and decoder; None: all.
     width
-        The residual-stream width beside a budget; None: a budget chooses it.
+        The residual-stream width, also beside a budget; None: unchanged.
     """
 
     size: Size | Budget
@@ -129,7 +129,9 @@ def folded(bed: Testbed, trial: Trial, seed: int) -> tscompress.CompressedModel:
     if isinstance(trial.size, Budget):
         return tscompress.compress(
             bed.model,
-            schedule=PlannedSchedule(budget=trial.size, layout="factored"),
+            schedule=PlannedSchedule(
+                budget=trial.size, layout="factored", keep_width=trial.width is None
+            ),
             width=trial.width,
             calibration=CalibrationConfig(seed=seed),
         )

@@ -238,7 +238,7 @@ TABLES = (
         "budgets.py --model reference/bolt --budget parameters=0.6 --budget parameters=0.4 "
         "--budget parameters=0.25 --budget macs=0.3 --output DIR/budgets "
         "--models DIR/budgets-models",
-        30,
+        40,
     ),
     Table(
         "budgets-t5",
@@ -246,14 +246,14 @@ TABLES = (
         "--budget parameters=0.5 --budget parameters=0.35 --budget parameters=0.25 --arm uniform "
         "--arm 'by layer' --arm 'by layer, whole width' --output DIR/budgets "
         "--models DIR/budgets-models",
-        65,
+        100,
     ),
     Table(
         "budgets-chronos2",
         "budgets.py --model reference/chronos2 --budget parameters=0.7 --budget parameters=0.6 "
-        "--budget parameters=0.4 --budget parameters=0.25 --arm uniform "
-        "--output DIR/budgets --models DIR/budgets-models",
-        25,
+        "--budget parameters=0.4 --budget parameters=0.25 --output DIR/budgets "
+        "--models DIR/budgets-models",
+        60,
     ),
     Table("shapes", "shapes.py --threads 2 --output DIR/shapes", 10, threads=2, has_quick=True),
     Table(

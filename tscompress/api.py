@@ -149,9 +149,9 @@ def compress(
         keeps it, an integer 1 is refused). The principal directions of most energy are kept. A
         stock checkpoint, if nothing beside it makes another. A budget beside it, without
         keep_width and depth, chooses all other sizes for the narrower model; by layer, that is a
-        factored checkpoint. Without it a budget, but for one in latency or WQL by layer, chooses
-        the width, too: it folds to a few of them and takes the one of least loss on held-out
-        series.
+        factored checkpoint. Without it, and without keep_width, a budget chooses the width, too,
+        but for one in latency or WQL by layer: where a few of them are near, it folds to each and
+        takes the one of least loss on held-out series.
     layers
         Experimental, with fold, but not with a budget: number of layers to keep in the encoder and
         in the decoder; one number is for both. The others are dropped one by one: always the one

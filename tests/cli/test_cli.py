@@ -906,9 +906,8 @@ def test_fold_within_a_budget(
 ) -> None:
     monkeypatch.setenv("TSCOMPRESS_CACHE", str(tmp_path / "cache"))
     output = tmp_path / "out"
-    width = ["--keep-width"] if layout == "folded" else []
     outcome = command("compress", bolt, "--output", output, "--budget", "parameters=0.5",
-                      "--layout", layout, "--calibration-series", 16, *width)  # fmt: skip
+                      "--layout", layout, "--calibration-series", 16, "--keep-width")  # fmt: skip
     assert outcome.code == 0, outcome.err
     assert load(output).model.config.d_model == load(bolt).model.config.d_model  # type: ignore[union-attr]
     small, large = (parameter_count(load(path).model) for path in (output, bolt))
@@ -918,6 +917,7 @@ def test_fold_within_a_budget(
     assert (plan.uniform_sizes is None) == (layout == "factored")
     kept = yaml.safe_load((output / "recipe.yaml").read_text())
     assert kept["schedule"]["kind"] == "planned"
+    assert kept["schedule"]["keep_width"] is plan.schedule["keep_width"] is True
     assert list((tmp_path / "cache").rglob("*.json"))
 
 

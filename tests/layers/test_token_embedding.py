@@ -244,7 +244,9 @@ def test_a_budget_by_layer_chooses_a_rank(t5: Path, monkeypatch: pytest.MonkeyPa
     loaded = low_rank(t5)
     monkeypatch.setenv("TSCOMPRESS_CACHE", str(t5.parent / "cache"))
     batches = calibration_batches(loaded, CALIBRATION)
-    schedule = PlannedSchedule(budget=parse_budget("parameters=0.85"), layout="factored")
+    schedule = PlannedSchedule(
+        budget=parse_budget("parameters=0.85"), layout="factored", keep_width=True
+    )
     plan = plan_within_budget(loaded, schedule, batches, FOLD, WORKLOAD)
     assert plan.embedding is not None
     assert plan.embedding.rank >= RANK  # less would lose more than any other part

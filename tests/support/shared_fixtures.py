@@ -58,6 +58,7 @@ settings.load_profile("tests")
 #: Of the repository.
 ROOT = Path(__file__).resolve().parents[2]
 FAMILIES = ("chronos-t5", "chronos-bolt", "chronos-2")
+ENVIRONMENT = os.environ
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -83,9 +84,8 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _one_environment() -> Iterator[None]:
     """Datasets that are mapped put a copy in the place of ``os.environ``, which rich never sees."""
-    environment = os.environ
     yield
-    os.environ = environment  # noqa: B003  # the object itself
+    os.environ = ENVIRONMENT  # noqa: B003  # the object itself
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -376,6 +376,11 @@ def test_numbers_as_text_are_still_read() -> None:
     assert found.fold.damping == 0.01
 
 
+def test_a_recipe_of_an_earlier_checkpoint_may_name_a_damping_that_nothing_reads() -> None:
+    fold = {"refit": "none", "damping": 0.01, "precision": "float32"}
+    assert validate(Recipe, {**WHOLE, "fold": fold}, "recipe").fold.refit == "none"
+
+
 def test_a_pipe_is_no_recipe(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(RecipeError, match="pipe"):

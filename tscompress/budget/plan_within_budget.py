@@ -289,6 +289,7 @@ class _Trials:
         self.on_progress("candidates", self._finalists, self._finalists + 1)
         self._finalists += 1
         found = self._forecasts.loss(self._folded(candidate))
+        self.on_progress("candidates", self._finalists, self._finalists)
         return found if math.isfinite(found) else math.inf
 
     @cached_property

@@ -36,8 +36,8 @@ from tscompress.plan.schedules import Budget
 Measurement = Callable[[Candidate], float]
 #: Most candidates that are folded to choose among residual-stream widths.
 FINALISTS = 4
-#: Of sizes by layer those are folded whose predicted loss is at most this many times the least:
-#: predictions had the order of folded losses (eval/notes/folding.md).
+#: Of sizes by layer those are folded whose predicted loss is at most this many times the least, as
+#: predictions had the order of folded losses (eval/notes/folding.md), and the whole stream's.
 NEAR = 1.5
 OnMeasured = Callable[[Candidate, float], None]
 
@@ -183,8 +183,9 @@ def choose_width_by_layer(
     """Sizes by layer at the residual-stream width that keeps most, the whole one among them.
 
     Each width has its own sizes within the budget, by sensitivities of the whole model. Those
-    predicted to lose at most :data:`NEAR` times the least are folded, as in :func:`choose_folded`.
-    None is below a head size, as heads are measured whole.
+    predicted to lose at most :data:`NEAR` times the least, and those of the whole stream beside
+    them, are folded, as in :func:`choose_folded`. No width is below a head size, as heads are
+    measured whole, and none is tried that saves nothing of what the budget counts.
 
     Parameters
     ----------
@@ -202,11 +203,15 @@ def choose_width_by_layer(
     FactorizationError
         No finalist has a finite loss.
     """
+    measure = budget.measure
+    assert measure != "latency"
+    assert measure != "wql"
     found: list[Candidate] = []
     smallest: list[PlanError] = []
     heads = max(part.size for part in sensitivity.parts if part.kind in HEADS)
     for width, lost, costs in widths_of(sensitivity, cost_model, multiple, narrower):
-        if width is not None and width < heads:
+        saves = costs.original.of(measure) < cost_model.original.of(measure)
+        if width is not None and (width < heads or not saves):
             continue
         within = sensitivity if width is None else sensitivity.of_width(width)
         try:
@@ -220,8 +225,9 @@ def choose_width_by_layer(
     if not found:
         raise smallest[-1]
     best_first = sorted(found, key=lambda one: (one.loss, one.costs.parameters))
-    near = [one for one in best_first[1:] if one.loss <= NEAR * best_first[0].loss]
-    return _of_least_loss([best_first[0], *near], budget, cost_model, measure_loss)
+    best = best_first[0]
+    near = [one for one in best_first if one.loss <= NEAR * best.loss or one.width is None]
+    return _of_least_loss(near, budget, cost_model, measure_loss)
 
 
 class _Step(NamedTuple):

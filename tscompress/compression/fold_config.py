@@ -98,7 +98,8 @@ class FoldConfig(Strict):
 
     @model_validator(mode="after")
     def _damps_a_fit(self) -> FoldConfig:
-        if self.refit == "none" and self.damping is not None:
+        # Recipes in earlier checkpoints have the family's, beside a precision.
+        if self.refit == "none" and self.damping is not None and self.precision is None:
             raise ValueError(
                 f"damping is {self.damping:g}, and refit: none fits nothing that it would damp; "
                 "leave one out"
