@@ -573,7 +573,7 @@ def test_second_plan_reads_the_cache(
     calls.clear()
     assert planned(load(checkpoint), "parameters=0.6", **asked) == first
     assert calls == [(total, total)]
-    # Another budget, a layout that keeps the width: neither asks for new measurements.
+    # Another budget and another layout ask for no new measurements.
     planned(load(checkpoint), "macs=0.6", layout="factored", on_progress=count)
     assert calls == [(total, total)] * 2
     assert kept.stat().st_mtime_ns == stamp

@@ -74,7 +74,9 @@ def test_every_way_meets_the_budget_and_a_run_started_again_measures_only_costs(
     assert (frame["parameters"] <= 0.6).all()
     assert frame[["MACs", "bytes", "memory", "latency", "CPU time"]].gt(0).all(axis=None)
     sizes = dict(zip(frame["arm"], frame["sizes"], strict=True))
-    assert not any("d_model" in sizes[arm] for arm in budgets.ARMS if "whole width" in arm)
+    narrows = {trial.arm: trial.schedule.may_narrow for trial in trials}
+    assert {arm for arm, may in narrows.items() if may} == {"uniform", "by layer"}
+    assert not any("d_model" in sizes[arm] for arm, may in narrows.items() if not may)
     text = budgets.markdown(frame)
     assert len({line.count("|") for line in text.splitlines()}) == 1
     monkeypatch.setattr(type(bed), "row", None)  # nothing is scored again

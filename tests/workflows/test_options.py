@@ -66,8 +66,8 @@ def test_other_texts_are_refused(text: str) -> None:
 
 
 def test_forms_of_one_option_give_one_recipe() -> None:
-    planned = PlannedSchedule(budget=HALF, layout="factored", multiple=8)
-    how = {"layout": "factored", "multiple": 8}
+    planned = PlannedSchedule(budget=HALF, layout="factored", multiple=8, keep_width=True)
+    how = {"layout": "factored", "multiple": 8, "keep_width": True}
     for same in (
         {"budget": planned},
         {"schedule": planned},

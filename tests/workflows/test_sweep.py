@@ -135,8 +135,9 @@ def test_unchanged_combination_is_left_out() -> None:
 
 
 def test_a_budget_beside_the_whole_width_chooses_no_other() -> None:
-    points = points_of(recipe(grid=[{"budget": ["parameters=0.5"], "width": [None, 1.0, 0.5]}]))
-    assert [point.recipe.width for point in points] == [None, 1.0, 0.5]
+    for layout in ("folded", "factored"):
+        grid = {"budget": ["parameters=0.5"], "width": [None, 1.0, 0.5], "layout": layout}
+        assert [point.recipe.width for point in points_of(recipe(grid=[grid]))] == [None, 1.0, 0.5]
 
 
 def test_a_fold_that_drops_parts_is_a_point_without_other_sizes() -> None:

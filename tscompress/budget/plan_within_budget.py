@@ -450,7 +450,7 @@ def _signed(loss: float) -> str:
 
 def _found(chosen: Candidate, costs: CostModel) -> dict[str, float]:
     """Cost ratios of the chosen candidate to the original, and the predicted rise of the loss: of a
-    given width, over that of the model folded to it."""
+    given width, or one taken by layer, over that of the model folded to it."""
     found = {}
     for measure in get_args(Measure):
         if original := costs.original.of(measure):
