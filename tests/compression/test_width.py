@@ -494,6 +494,19 @@ def test_a_share_of_all_keeps_the_width_beside_a_budget(
         )
 
 
+@two_stacks
+def test_sizes_by_layer_may_narrow_the_stream_unless_it_is_kept(checkpoint: Path) -> None:
+    """What no size fits is refused by the smallest candidate, before any measuring."""
+    for keeps, width, narrow in (
+        (False, None, r", d_model \d+"),
+        (False, 1.0, ""),
+        (True, None, ""),
+    ):
+        budget = PlannedSchedule(budget="parameters=0.0001", layout="factored", keep_width=keeps)  # type: ignore[arg-type]
+        with pytest.raises(PlanError, match=f"the smallest candidate{narrow}, (?!d_model)"):
+            tscompress.compress(checkpoint, budget=budget, width=width, calibration=CALIBRATION)
+
+
 @any_family
 def test_a_narrow_student_learns(checkpoint: Path) -> None:
     small = tscompress.compress(checkpoint, width=WIDTH, calibration=CALIBRATION, fold=FOLD)

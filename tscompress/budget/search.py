@@ -37,7 +37,7 @@ Measurement = Callable[[Candidate], float]
 #: Most candidates that are folded to choose among residual-stream widths.
 FINALISTS = 4
 #: Of sizes by layer those are folded whose predicted loss is at most this many times the least, as
-#: predictions had the order of folded losses (eval/notes/folding.md), and the whole stream's.
+#: predictions erred only between near ones (eval/notes/folding.md), and the whole stream's.
 NEAR = 1.5
 OnMeasured = Callable[[Candidate, float], None]
 
@@ -184,8 +184,9 @@ def choose_width_by_layer(
 
     Each width has its own sizes within the budget, by sensitivities of the whole model. Those
     predicted to lose at most :data:`NEAR` times the least, and those of the whole stream beside
-    them, are folded, as in :func:`choose_folded`. No width is below a head size, as heads are
-    measured whole, and none is tried that saves nothing of what the budget counts.
+    them, are folded, up to :data:`FINALISTS` and as in :func:`choose_folded`. No width is below a
+    head size, as heads are measured whole, and none is tried that saves nothing of what the budget
+    counts.
 
     Parameters
     ----------
