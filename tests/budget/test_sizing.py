@@ -722,9 +722,10 @@ def test_widths_near_the_best_are_folded_and_the_whole_stream(
 
 @pytest.mark.parametrize("budget", ["latency=1.0", "wql=90%"])
 def test_no_width_is_chosen_for_sizes_by_layer_that_are_measured(
-    checkpoints: dict[str, Path], forbid: Forbid, budget: str
+    checkpoints: dict[str, Path], forbid: Forbid, monkeypatch: pytest.MonkeyPatch, budget: str
 ) -> None:
     forbid("tscompress.budget.plan_within_budget.choose_width_by_layer")
+    monkeypatch.setattr(sizing, "latency_of", lambda *_: 0.5)
     for layout in LAYOUTS:
         schedule = PlannedSchedule(budget=parse_budget(budget), layout=layout)
         assert schedule.may_narrow == (layout == "folded")
