@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -998,14 +999,16 @@ def test_free_frequencies_allow_more_sizes(checkpoints: dict[str, Path]) -> None
     tried = [part.sizes for part in found.parts if part.kind == "qk" and part.name in turned]
     assert tried
     assert all(6 in sizes for sizes in tried)  # of eight, which no plain config has
-    schedule = PlannedSchedule(
-        budget=parse_budget("parameters=0.8"), layout="factored", keep_width=True
-    )
-    plan = sizing.plan_within_budget(loaded, schedule, batches, free, WORKLOAD)
-    apply_fold_(loaded, plan, batches, free)
-    assert parameter_count(loaded.model) <= 0.8 * parameter_count(
-        load(checkpoints["chronos-2"]).model
-    )
+    whole = parameter_count(loaded.model)
+    for keep_width in (True, False):
+        schedule = PlannedSchedule(
+            budget=parse_budget("parameters=0.4"), layout="factored", keep_width=keep_width
+        )
+        plan = sizing.plan_within_budget(loaded, schedule, batches, free, WORKLOAD)
+        assert (plan.width is None) == keep_width
+        made = copy.deepcopy(loaded)
+        apply_fold_(made, plan, batches, free)
+        assert parameter_count(made.model) <= 0.4 * whole
 
 
 @pytest.mark.parametrize("family", ["chronos-t5", "chronos-2"])
