@@ -283,7 +283,7 @@ TABLES = (
     Table(
         "recover-narrower-bolt",
         "recover.py --model reference/bolt --trial parameters=0.23,1200steps,d_model=160 "
-        "--output DIR/recover-narrower",
+        "--trial parameters=0.15,600steps,d_model=128 --output DIR/recover-narrower",
         50,
     ),
     Table(

@@ -35,9 +35,14 @@ class ChronosBolt(PatchFamily):
     pipeline_class = ChronosBoltPipeline
     needed_settings = ("d_model", "decoder_start_token_id")
     even_rows = True  # sizes by layer keep more so (eval/notes/folding.md)
-    # With norms as large as the teacher's it learns faster (eval/notes/recovery.md).
+    # With norms as large as the teacher's it learns faster, and without trends alone it loses its
+    # own (eval/notes/recovery.md).
     defaults = replace(
-        PATCH_DEFAULTS, learning_rate_by_distance=5e-3, keeps_norm_sizes=True, recovery_scheme=2
+        PATCH_DEFAULTS,
+        trend_weight=0.4,
+        learning_rate_by_distance=5e-3,
+        keeps_norm_sizes=True,
+        recovery_scheme=3,
     )
 
     def recognises(self, config: Mapping[str, Any]) -> bool:
