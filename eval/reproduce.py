@@ -276,15 +276,15 @@ TABLES = (
     Table("fold-growth", "fold_growth.py --output DIR/fold-growth", 25, threads=2),
     Table(
         "recover-bolt",
-        "recover.py --model reference/bolt --trial 32,0.25,1200steps,d_model=96 "
+        "recover.py --model reference/bolt --trial 32,0.25,600steps,d_model=96 "
         "--output DIR/recover",
-        50,
+        30,
     ),
     Table(
         "recover-narrower-bolt",
         "recover.py --model reference/bolt --trial parameters=0.23,1200steps,d_model=160 "
         "--trial parameters=0.15,600steps,d_model=128 --output DIR/recover-narrower",
-        50,
+        75,
     ),
     Table(
         "recover-chronos2",

@@ -75,7 +75,7 @@ def test_the_front_page_says_what_recovery_brought_as_measured() -> None:
     measured = pd.read_csv(EVAL / "results" / "recover-bolt.csv")
     smallest = measured[measured["parameters"] == measured["parameters"].min()]
     assert smallest["seed"].nunique() == 3
-    assert set(smallest["bound"]) == {"1200 steps"}
+    assert set(smallest["bound"]) == {"600 steps"}
     mean = smallest[["parameters", "skill before", "skill", "CPU minutes"]].mean()
     assert f"[{mean['CPU minutes']:.0f} minutes]" in readme
     assert (
