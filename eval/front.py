@@ -36,12 +36,15 @@ _COLUMNS = ("kind", "label", "latency", *MEASURES)
 _LONGEST = 1.2  # ratio of latencies; where the axes end
 _FONT = 10.5  # points; some 12 pixels where the figure is 800 wide
 Place = tuple[float, float, str, str]
-#: Where a name may stand beside its point: offset in points, and its alignment.
-_PLACES: tuple[Place, ...] = tuple(
-    (dx, dy if dx == 0 else dy / 3, ha, va)
-    for dx, ha in ((8, "left"), (0, "center"), (-8, "right"))
-    for dy, va in ((8, "bottom"), (0, "center"), (-8, "top"))
-    if dx or dy
+#: Where a name may stand beside its point, nearer places first: offset in points, its alignment.
+_PLACES: tuple[tuple[Place, ...], ...] = tuple(
+    tuple(
+        (dx, dy if dx == 0 else share * dy, ha, va)
+        for dx, ha in ((8, "left"), (0, "center"), (-8, "right"))
+        for dy, va in ((8, "bottom"), (0, "center"), (-8, "top"))
+        if dx or dy
+    )
+    for share in (1 / 3, 1)
 )
 
 Points = npt.NDArray[np.float64]
@@ -161,10 +164,9 @@ def _name_kinds(axes: Axes, drawn: Mapping[str, Points]) -> None:
         text.set_in_layout(False)
         size = text.get_window_extent()
         choices = []
-        for x, y in places:
-            for place in _PLACES:
-                box = _box_at(axes, (x, y), place, size)
-                choices.append((_covered(axes, box, taken), len(choices), (x, y), place, box))
+        for (x, y), place in ((at, one) for near in _PLACES for at in places for one in near):
+            box = _box_at(axes, (x, y), place, size)
+            choices.append((_covered(axes, box, taken), len(choices), (x, y), place, box))
         _, _, text.xy, (dx, dy, ha, va), box = min(choices)
         text.set(position=(dx, dy), ha=ha, va=va)
         taken.append(box)
