@@ -1348,6 +1348,9 @@ def test_default_corpora_of_families(checkpoints: dict[str, Path]) -> None:
         assert config.real_series == tuple(TRAINING_COLLECTIONS)
         assert config.corpus == HALF_PATTERNS.model_copy(update={"trend_weight": trends})
         assert (config.optimizer, config.learning_rate) == ("muon", 2e-3)
+        drawn = Batches(family, config).corpus
+        shares = dict(zip(drawn.families, drawn.probabilities, strict=True))
+        assert round(shares.get("trend", 0), 3) == (0.182 if trends else 0)
     for family, rate in (("chronos-t5", 3e-4), ("chronos-bolt", 5e-4), ("chronos-2", 5e-4)):
         other = RecoveryConfig(optimizer="adamw").resolved(load(checkpoints[family]))
         assert other.learning_rate == rate

@@ -35,8 +35,8 @@ class ChronosBolt(PatchFamily):
     pipeline_class = ChronosBoltPipeline
     needed_settings = ("d_model", "decoder_start_token_id")
     even_rows = True  # sizes by layer keep more so (eval/notes/folding.md)
-    # With norms as large as the teacher's it learns faster, and without trends alone it loses its
-    # own (eval/notes/recovery.md).
+    # With norms as large as the teacher's it learns faster, and without plain trends in its corpus
+    # it loses trends (eval/notes/recovery.md).
     defaults = replace(
         PATCH_DEFAULTS,
         trend_weight=0.4,

@@ -97,8 +97,8 @@ class RecoveryConfig(Strict):
     corpus: CorpusConfig | None = Field(
         default=None,
         description="what is drawn; null: synthetic series, half of them repeated patterns, of "
-        "Chronos-Bolt a fifth trends; T5: nearly half real ones, a quarter repeated patterns, a "
-        "tenth trends, and of another corpus real ones at its real_weight",
+        "Chronos-Bolt two fifths and a fifth trends; T5: nearly half real ones, a quarter repeated "
+        "patterns, a tenth trends, and of another corpus real ones at its real_weight",
     )
     real_series: tuple[str, ...] | None = Field(
         default=None,
